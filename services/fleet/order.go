@@ -1,0 +1,137 @@
+package fleet
+
+import "time"
+
+// NewWorkspace is all that a store needs to record a workspace; the names in it have been checked.
+type NewWorkspace struct {
+	Workspace Workspace // ID, Name, Owner, Project, Spec, Origins, HostKey set
+	RequestID string    // with Owner and Fingerprint it makes a retry return the first answer for 24 h
+	// Fingerprint is a digest of the request's content; the same RequestID with another one is KindExists.
+	Fingerprint string
+	Queue       bool // also queue its first run
+	FreshHome   bool // rename a kept home of this name away and begin with an empty one
+	HomeVolume  string
+	HomeTarget  string
+	StopGrace   time.Duration
+}
+
+// StopOrder asks a run to end.
+type StopOrder struct {
+	Workspace WorkspaceID
+	Goal      Goal   // GoalStopped or GoalDeleted; GoalRunning with Restart
+	Restart   bool   // start again with the same devices once it is gone
+	DropHome  bool   // with GoalDeleted: delete the home volume too
+	Reason    Reason // recorded, and shown to open sessions
+	Grace     time.Duration
+	Spec      *Spec // with Restart: what the next run gets, when it differs
+}
+
+// SpecChange changes what the next run gets.
+type SpecChange struct {
+	Workspace WorkspaceID
+	Spec      Spec
+	Origins   map[string]string
+	IfVersion int64 // 0: whatever it is
+}
+
+// Step is what one observation makes of a workspace and its run; a store carries it out in the observation's own transaction.
+type Step struct {
+	State   State
+	Reason  Reason // replaces the workspace's when Code is not empty
+	Sudo    string
+	Run     ObservedRun // times and container id to record; zero fields leave what is there
+	Release bool        // nothing of the run can hold its devices: end its leases at EndedAt, release them now
+	EndedAt time.Time   // the end as observed; the store clamps it to [lease start, now]
+	// Requeue makes a new run at once. With Keep its host and devices pass over in the same transaction, before anyone else's turn.
+	Requeue bool
+	Keep    bool
+	Delete  bool // the workspace becomes deleted
+}
+
+// Committed is what a plan's transaction changed.
+type Committed struct {
+	Placed  []Placement
+	Dropped []RunKey // placements that no longer held when they were re-checked; the next plan looks at them again
+	Hosts   []HostID // whose desired state changed
+	Changed []WorkspaceID
+}
+
+// Changes is what an observation's transaction changed.
+type Changes struct {
+	Workspaces []WorkspaceID
+	Hosts      []HostID // whose desired state changed
+	Freed      bool     // devices, CPU or memory became free, or a host became usable: plan again
+	Stale      bool     // the observation was of an older session or already known, and was ignored
+	Unknown    []RunKey // runs that the store does not know
+}
+
+// DesiredHost is the full desired state of a host.
+type DesiredHost struct {
+	Host        HostID
+	Stamp       Stamp
+	Runs        []DesiredRun
+	VolumesGone []VolumeID
+	Excluded    []DeviceID
+}
+
+// DesiredRun is one run as its host should make it.
+type DesiredRun struct {
+	Run       Run
+	Workspace Workspace
+	Owner     User
+	Keys      []DeviceKey
+	Mounts    []Mount
+	PoolSudo  bool
+	Simulated map[DeviceID]bool
+}
+
+// WorkspaceFilter chooses a page of workspaces.
+type WorkspaceFilter struct {
+	Owner          UserID // empty: everybody's
+	IncludeDeleted bool
+	Limit          int
+	After          string // opaque, from the page before
+}
+
+// WorkspaceView is a workspace with what stands around it, for showing.
+type WorkspaceView struct {
+	Workspace        Workspace
+	Run              Run
+	Leases           []Lease
+	Devices          []Device
+	Mounts           []Mount
+	HostName         string
+	UnreachableSince time.Time // filled in by the caller that knows the links
+	OwnerLogin       string
+}
+
+// UsageRow is device time of one lease segment group, in integer milliseconds.
+type UsageRow struct {
+	Key                                string
+	GPUMs, ActiveMs, IdleMs, UnknownMs int64
+	CostMicros                         int64
+	Leases                             int
+	Open, Provisional                  bool
+	StartedAt, EndedAt                 time.Time // rows per lease only
+	FullMs                             int64
+}
+
+// UsageQuery chooses rows and window of a report.
+type UsageQuery struct {
+	By        string // user, project, pool, model, workspace, day, lease
+	From, To  time.Time
+	Location  *time.Location
+	User      UserID
+	Project   string
+	Pool      string
+	Workspace WorkspaceID
+	Now       time.Time // an open lease counts up to here
+}
+
+// UsageReport is a report's rows and their sum.
+type UsageReport struct {
+	Rows     []UsageRow
+	Total    UsageRow
+	From, To time.Time
+	Currency string
+}
