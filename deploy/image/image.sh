@@ -33,7 +33,7 @@ recipe() {
   {
     echo "$1 $(uname -m) $suite ${CARREL_BASE_IMAGE:-}"
     declare -f "root_$1" changes_of debian
-    [[ -d $here/$1 ]] && find "$here/$1" -type f -print0 | sort -z | xargs -0 sha256sum | awk '{ print $1 }'
+    if [[ -d $here/$1 ]]; then find "$here/$1" -type f -print0 | sort -z | xargs -0 sha256sum | awk '{ print $1 }'; fi
   } | sha256sum | cut -c 1-32
 }
 
@@ -57,7 +57,7 @@ debian() {
   mmdebstrap --variant=minbase --include="$packages" --format=tar \
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
-    --aptopt='Acquire::Retries "3"' "$@" \
+    --dpkgopt=force-unsafe-io --aptopt='Acquire::Retries "3"' "$@" \
     --customize-hook='rm -f "$1/etc/hostname" "$1/etc/resolv.conf"' \
     "$suite" "$tar" "deb $mirror $suite main" "deb $mirror $suite-updates main" \
     "deb ${mirror%/debian}/debian-security $suite-security main" >&2 ||
