@@ -75,3 +75,9 @@ type DeviceKey struct {
 	Label       string
 	CreatedAt   time.Time
 }
+
+// UserOutcome is what became of one account that was asked for: User is as made when Err is nil, else as asked for.
+type UserOutcome struct {
+	User User
+	Err  error
+}

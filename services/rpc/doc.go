@@ -1,0 +1,2 @@
+// Package rpc holds the thin handlers of the user API: convert, call one method, convert.
+package rpc
