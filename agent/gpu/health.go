@@ -31,7 +31,7 @@ type HealthStore interface {
 	Save(records []HealthRecord) error
 }
 
-// HealthConfig sets up NewHealth.
+// HealthConfig sets up Watch.
 type HealthConfig struct {
 	Store    HealthStore // nil: kept in memory only
 	Proof    time.Duration
@@ -41,14 +41,15 @@ type HealthConfig struct {
 	OnSaveError func(error)
 }
 
-// Health is a source that remembers. A device that failed a question, reported a device-class XID, or whose driver asks for
+// Watched is a source that remembers. A device that failed a question, reported a device-class XID, or whose driver asks for
 // a recovery action is Failed; one that is no longer listed is Lost, with its last known UUID. A failed device comes back
 // by itself once it was listed, answered, asked for no action and reported no new fault for the whole of Proof; a driver
 // that vanished as a whole and came back needs no proof. A MIG instance that is no longer listed is simply gone: layouts
 // change (see Leased).
-type Health struct {
+type Watched struct {
 	Source
-	cfg HealthConfig
+	cfg  HealthConfig
+	turn chan struct{} // holds one token while records are being saved
 
 	mu      sync.Mutex
 	records map[string]*HealthRecord
@@ -56,15 +57,15 @@ type Health struct {
 	dirty   bool
 }
 
-// NewHealth loads the kept records and watches over src.
-func NewHealth(src Source, cfg HealthConfig) (*Health, error) {
+// Watch loads the kept records and watches over src.
+func Watch(src Source, cfg HealthConfig) (*Watched, error) {
 	if cfg.Proof <= 0 {
 		cfg.Proof = DefaultProof
 	}
 	if cfg.Classify == nil {
 		cfg.Classify = ClassifyXID
 	}
-	h := &Health{Source: src, cfg: cfg, records: map[string]*HealthRecord{}}
+	h := &Watched{Source: src, cfg: cfg, records: map[string]*HealthRecord{}, turn: make(chan struct{}, 1)}
 	if cfg.Store == nil {
 		return h, nil
 	}
@@ -77,13 +78,15 @@ func NewHealth(src Source, cfg HealthConfig) (*Health, error) {
 			continue
 		}
 		h.records[r.Device.UUID] = &r
-		h.order = append(h.order, r.Device.UUID)
+		if r.Device.Kind != KindMIGInstance {
+			h.order = append(h.order, r.Device.UUID)
+		}
 	}
 	return h, nil
 }
 
 // Forget drops what is known of a GPU, for one that was taken out of the host for good.
-func (h *Health) Forget(uuid string) {
+func (h *Watched) Forget(uuid string) {
 	h.mu.Lock()
 	delete(h.records, uuid)
 	h.order = slices.DeleteFunc(h.order, func(u string) bool { return u == uuid })
@@ -93,7 +96,7 @@ func (h *Health) Forget(uuid string) {
 }
 
 // Inventory implements Source.
-func (h *Health) Inventory(ctx context.Context) (Inventory, error) {
+func (h *Watched) Inventory(ctx context.Context) (Inventory, error) {
 	inv, err := h.Source.Inventory(ctx)
 	if err != nil {
 		return Inventory{}, err
@@ -116,7 +119,7 @@ func (h *Health) Inventory(ctx context.Context) (Inventory, error) {
 }
 
 // judge updates a listed device's record and sets the device's health from it. The caller holds the lock.
-func (h *Health) judge(d *Device, now time.Time) {
+func (h *Watched) judge(d *Device, now time.Time) {
 	r := h.records[d.UUID]
 	if r == nil {
 		r = &HealthRecord{}
@@ -148,7 +151,7 @@ func (h *Health) judge(d *Device, now time.Time) {
 }
 
 // health is the record as shown. The caller holds the lock.
-func (h *Health) health(r *HealthRecord) Health {
+func (h *Watched) health(r *HealthRecord) Health {
 	if !r.Failed {
 		return Health{State: Healthy, LastXID: r.xid}
 	}
@@ -163,7 +166,7 @@ func (h *Health) health(r *HealthRecord) Health {
 	return out
 }
 
-func (h *Health) fail(r *HealthRecord, reason string, lost bool, now time.Time) {
+func (h *Watched) fail(r *HealthRecord, reason string, lost bool, now time.Time) {
 	if !r.Failed {
 		r.Since = now
 	}
@@ -173,13 +176,13 @@ func (h *Health) fail(r *HealthRecord, reason string, lost bool, now time.Time) 
 	r.Failed, r.Lost, r.Host, r.Reason, r.wellSince = true, lost, false, reason, time.Time{}
 }
 
-func (h *Health) heal(r *HealthRecord) {
+func (h *Watched) heal(r *HealthRecord) {
 	r.Failed, r.Lost, r.Host, r.Reason, r.Since, r.wellSince = false, false, false, "", time.Time{}, time.Time{}
 	h.dirty = true
 }
 
 // propagate makes the instances of a failed GPU failed too.
-func (h *Health) propagate(inv *Inventory) {
+func (h *Watched) propagate(inv *Inventory) {
 	for i := range inv.Devices {
 		d := &inv.Devices[i]
 		if d.Parent == "" || d.Health.State != Healthy {
@@ -195,43 +198,46 @@ func (h *Health) propagate(inv *Inventory) {
 }
 
 // addLost adds the whole GPUs that are known and no longer listed. The caller holds the lock.
-func (h *Health) addLost(inv *Inventory, listed map[string]bool, now time.Time) {
+func (h *Watched) addLost(inv *Inventory, listed map[string]bool, now time.Time) {
+	hostDown := inv.Problem != "" && len(listed) == 0
+	reason := "the driver no longer lists it"
+	if inv.Problem != "" {
+		reason = inv.Problem
+	}
 	for _, uuid := range h.order {
 		r := h.records[uuid]
-		if listed[uuid] || r == nil {
+		if listed[uuid] {
 			continue
 		}
 		switch {
-		case inv.Problem != "" && !r.Failed:
-			h.fail(r, inv.Problem, true, now)
-			r.Host = true
-		case inv.Problem != "" && r.Host && r.Reason != inv.Problem:
-			r.Reason, h.dirty = inv.Problem, true
-		case inv.Problem != "":
-			r.wellSince = time.Time{}
-		case !r.Lost || r.Host:
-			h.fail(r, "the driver no longer lists it", true, now)
+		case hostDown && r.Failed && !r.Host:
+			r.wellSince = time.Time{} // what it failed for still holds
+		case hostDown:
+			if !r.Failed || r.Reason != reason {
+				h.fail(r, reason, true, now)
+				r.Host = true
+			}
+		default:
+			h.fail(r, reason, true, now)
 		}
 		d := r.Device
 		d.UUID = uuid
 		d.Health = h.health(r)
-		d.Instances, d.Processes, d.ForeignProcesses = nil, nil, nil
 		inv.Devices = append(inv.Devices, d)
 	}
 }
 
 // dropInstances forgets the MIG instances that are gone. The caller holds the lock.
-func (h *Health) dropInstances(listed map[string]bool) {
+func (h *Watched) dropInstances(listed map[string]bool) {
 	for uuid, r := range h.records {
 		if r.Device.Kind == KindMIGInstance && !listed[uuid] {
 			delete(h.records, uuid)
-			h.order = slices.DeleteFunc(h.order, func(u string) bool { return u == uuid })
 		}
 	}
 }
 
 // Sample implements Source; it takes the faults in the samples into account.
-func (h *Health) Sample(ctx context.Context) ([]Sample, error) {
+func (h *Watched) Sample(ctx context.Context) ([]Sample, error) {
 	samples, err := h.Source.Sample(ctx)
 	if err != nil {
 		return nil, err
@@ -248,7 +254,7 @@ func (h *Health) Sample(ctx context.Context) ([]Sample, error) {
 	return samples, nil
 }
 
-func (h *Health) fault(f Fault, now time.Time) {
+func (h *Watched) fault(f Fault, now time.Time) {
 	r := h.records[f.UUID]
 	if r == nil {
 		return // never listed: there is nothing to protect
@@ -260,14 +266,32 @@ func (h *Health) fault(f Fault, now time.Time) {
 }
 
 // save keeps the records where they changed.
-func (h *Health) save() {
+func (h *Watched) save() {
 	if h.cfg.Store == nil {
 		return
 	}
-	h.mu.Lock()
-	if !h.dirty {
-		h.mu.Unlock()
+	h.turn <- struct{}{}
+	defer func() { <-h.turn }()
+	records, dirty := h.changed()
+	if !dirty {
 		return
+	}
+	if err := h.cfg.Store.Save(records); err != nil {
+		h.mu.Lock()
+		h.dirty = true
+		h.mu.Unlock()
+		if h.cfg.OnSaveError != nil {
+			h.cfg.OnSaveError(fmt.Errorf("save the device health records: %w", err))
+		}
+	}
+}
+
+// changed returns the records to keep, in order of UUID, where they changed since it was last asked.
+func (h *Watched) changed() ([]HealthRecord, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.dirty {
+		return nil, false
 	}
 	h.dirty = false
 	var out []HealthRecord
@@ -276,16 +300,8 @@ func (h *Health) save() {
 			out = append(out, *r)
 		}
 	}
-	h.mu.Unlock()
 	slices.SortFunc(out, func(a, b HealthRecord) int { return strings.Compare(a.Device.UUID, b.Device.UUID) })
-	if err := h.cfg.Store.Save(out); err != nil {
-		h.mu.Lock()
-		h.dirty = true
-		h.mu.Unlock()
-		if h.cfg.OnSaveError != nil {
-			h.cfg.OnSaveError(fmt.Errorf("save the device health records: %w", err))
-		}
-	}
+	return out, true
 }
 
 // remembered is the part of a device that is kept.

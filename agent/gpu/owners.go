@@ -107,7 +107,9 @@ const (
 )
 
 // Ruled marks devices by an admin's rules; a MIG instance takes its parent's exclusion too.
-func Ruled(src Source, ruleOf func(uuid string) Rule) Source { return &ruled{Source: src, ruleOf: ruleOf} }
+func Ruled(src Source, ruleOf func(uuid string) Rule) Source {
+	return &ruled{Source: src, ruleOf: ruleOf}
+}
 
 type ruled struct {
 	Source

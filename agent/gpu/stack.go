@@ -1,8 +1,6 @@
 package gpu
 
-import (
-	"time"
-)
+import "time"
 
 // StackConfig sets up Stack. Every duration has a default.
 type StackConfig struct {
@@ -16,7 +14,7 @@ type StackConfig struct {
 
 // Stack puts the decorators around a source in the order that works: the cache next to the driver, health above it, so that
 // a fault or a rule shows at once and not after the cache's time.
-func Stack(src Source, cfg StackConfig) (*Health, Source, error) {
+func Stack(src Source, cfg StackConfig) (*Watched, Source, error) {
 	if cfg.InventoryTTL <= 0 {
 		cfg.InventoryTTL = 10 * time.Second
 	}
@@ -28,7 +26,7 @@ func Stack(src Source, cfg StackConfig) (*Health, Source, error) {
 	if cfg.OwnerOf != nil {
 		src = Owned(src, cfg.OwnerOf)
 	}
-	health, err := NewHealth(src, cfg.Health)
+	health, err := Watch(src, cfg.Health)
 	if err != nil {
 		return nil, nil, err
 	}
