@@ -12,8 +12,9 @@ const (
 )
 
 var (
-	namePattern  = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?$`)
-	loginPattern = regexp.MustCompile(`^[a-z_][a-z0-9_.-]*$`)
+	namePattern      = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?$`)
+	loginPattern     = regexp.MustCompile(`^[a-z_][a-z0-9_.-]*$`)
+	imageNamePattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$`)
 )
 
 // CheckName says what is wrong with a name of a workspace, user, pool or project; what is the noun for the message.
@@ -59,4 +60,12 @@ func clip(s string) string {
 		return s[:40] + "…"
 	}
 	return s
+}
+
+// CheckImageName says what is wrong with a catalogue name: `[a-z0-9]` with dots, dashes and underscores between, up to 64 characters.
+func CheckImageName(name string) error {
+	if len(name) == 0 || len(name) > 64 || !imageNamePattern.MatchString(name) {
+		return Errorf(KindInvalid, "image name %q: use up to 64 lower-case letters, digits, `.`, `_` and `-`, and begin and end with a letter or digit", clip(name))
+	}
+	return nil
 }

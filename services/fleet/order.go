@@ -135,3 +135,27 @@ type UsageReport struct {
 	From, To time.Time
 	Currency string
 }
+
+// JoinGrant is what a join token permits.
+type JoinGrant struct {
+	Hash      []byte
+	Pool      string
+	Host      string // name that may use it; empty: any
+	ExpiresAt time.Time
+}
+
+// DeviceFilter chooses devices.
+type DeviceFilter struct {
+	Pool     string // empty: all
+	Host     HostID // empty: all
+	FreeOnly bool   // neither leased nor blocked, and leasable
+}
+
+// DeviceRow is a device with who holds it.
+type DeviceRow struct {
+	Device   Device
+	HostName string
+	Pool     string
+	Lease    *Lease // nil when nobody holds it
+	Blocked  bool   // named by a container that the gateway did not ask for
+}
