@@ -42,7 +42,7 @@ func usualSize() map[string]int64 {
 
 var (
 	sizePattern = regexp.MustCompile(`(?i)\b(\d+)\s?GB\b`)
-	dropPattern = regexp.MustCompile(`(?i)^(nvidia|tesla|geforce|quadro|mock|graphics|gpu|generation|edition|` +
+	dropPattern = regexp.MustCompile(`(?i)^(nvidia|tesla|geforce|quadro|mock|graphics|device|gpu|generation|edition|` +
 		`pcie|sxm\d?|mxm|hbm\d?e?|\d+gb|gb|fhhl|ts\d?|nvl)$`)
 )
 

@@ -106,7 +106,7 @@ func (d *driver) describe(s *session, h nvml.Device, dev *gpu.Device, m *members
 			return d.failure(h, "compute capability", ret)
 		}
 	}
-	if s.any("nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo") {
+	if s.hasAny("nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo") {
 		if pci, ret := h.GetPciInfo(); ret == nvml.SUCCESS {
 			dev.PCIBusID = text(pci.BusId[:])
 		}
@@ -126,7 +126,7 @@ func (d *driver) describe(s *session, h nvml.Device, dev *gpu.Device, m *members
 
 // instances lists the MIG instances of a GPU. A compute instance that does not exist has no handle.
 func (d *driver) instances(s *session, h nvml.Device, parent gpu.Device, m *members) ([]gpu.Device, error) {
-	if !s.all("nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex") {
+	if !s.hasAll("nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex") {
 		return nil, nil
 	}
 	count, ret := h.GetMaxMigDeviceCount()
@@ -179,7 +179,7 @@ func (d *driver) instance(s *session, mig nvml.Device, parent gpu.Device) (gpu.D
 	}
 	dev.Processes, _ = processes(s, mig)
 	handle := instance{device: mig, uuid: uuid, gi: -1, ci: -1}
-	if s.all("nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId") {
+	if s.hasAll("nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId") {
 		if gi, ret := mig.GetGpuInstanceId(); ret == nvml.SUCCESS {
 			handle.gi = gi
 		}

@@ -96,8 +96,8 @@ func newSession(lib nvml.Interface) (*session, error) {
 			s.host.CUDAVersion = fmt.Sprintf("%d.%d", v/1000, v%1000/10) // 12040 is 12.4: nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR
 		}
 	}
-	if s.all("nvmlEventSetCreate", "nvmlEventSetFree", "nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes") &&
-		s.any("nvmlEventSetWait_v2", "nvmlEventSetWait") {
+	if s.hasAll("nvmlEventSetCreate", "nvmlEventSetFree", "nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes") &&
+		s.hasAny("nvmlEventSetWait_v2", "nvmlEventSetWait") {
 		if set, ret := lib.EventSetCreate(); ret == nvml.SUCCESS {
 			s.events = set
 		}
@@ -131,14 +131,14 @@ func (s *session) required() error {
 		{"nvmlDeviceGetUUID"},
 		{"nvmlDeviceGetName"},
 	} {
-		if !s.any(names...) {
+		if !s.hasAny(names...) {
 			return fmt.Errorf("the NVIDIA driver library lacks %s: the driver is too old", strings.Join(names, " and "))
 		}
 	}
 	return nil
 }
 
-func (s *session) all(symbols ...string) bool {
+func (s *session) hasAll(symbols ...string) bool {
 	for _, name := range symbols {
 		if !s.has[name] {
 			return false
@@ -147,7 +147,7 @@ func (s *session) all(symbols ...string) bool {
 	return true
 }
 
-func (s *session) any(symbols ...string) bool {
+func (s *session) hasAny(symbols ...string) bool {
 	for _, name := range symbols {
 		if s.has[name] {
 			return true

@@ -45,15 +45,15 @@ func openProbe(library string) (*probe, error) {
 		return nil, fmt.Errorf("no NVIDIA driver library: %w", loaderError())
 	}
 	p := &probe{handle: handle, path: C.GoString(C.path_of(handle))}
-	init := p.symbol("nvmlInit_v2")
-	if init == nil {
-		init = p.symbol("nvmlInit")
+	start := p.symbol("nvmlInit_v2")
+	if start == nil {
+		start = p.symbol("nvmlInit")
 	}
-	if init == nil {
+	if start == nil {
 		p.close()
 		return nil, fmt.Errorf("%s is no NVML library: it has no nvmlInit", p.path)
 	}
-	if ret := C.call(init); ret != 0 {
+	if ret := C.call(start); ret != 0 {
 		p.close()
 		return nil, &initError{path: p.path, code: codeName(int(ret))}
 	}

@@ -82,9 +82,9 @@ func (d *driver) metric(value float64, ret nvml.Return, now time.Time) gpu.Metri
 
 // processes returns those that have the device open. One in both lists counts as compute, since it can run kernels.
 func processes(s *session, h nvml.Device) ([]gpu.Process, gpu.MetricState) {
-	computeOK := s.any("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2",
+	computeOK := s.hasAny("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2",
 		"nvmlDeviceGetComputeRunningProcesses")
-	graphicsOK := s.any("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2",
+	graphicsOK := s.hasAny("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2",
 		"nvmlDeviceGetGraphicsRunningProcesses")
 	if !computeOK {
 		return nil, gpu.Unsupported
