@@ -32,7 +32,9 @@ packages_of() { sed 's/#.*//' "$here/$1/packages" | xargs | tr ' ' ','; }
 recipe() {
   {
     echo "$1 $(uname -m) $suite ${CARREL_BASE_IMAGE:-}"
-    declare -f "root_$1" changes_of debian
+    declare -f "root_$1"
+    changes_of "$1"
+    if [[ -e $here/$1/packages ]]; then declare -f debian; fi
     if [[ -d $here/$1 ]]; then find "$here/$1" -type f -print0 | sort -z | xargs -0 sha256sum | awk '{ print $1 }'; fi
   } | sha256sum | cut -c 1-32
 }
@@ -94,7 +96,7 @@ root_scratch() {
 
 # make NAME leaves carrel/NAME:local in the engine, as its recipe says.
 make_image() {
-  local name=$1 image=carrel/$1:local hash tar changes=()
+  local name=$1 image=carrel/$1:local hash tar before changes=()
   hash=$(recipe "$name")
   if [[ $(engine_image_label "$image" "$label") == "$hash" ]]; then
     say "$image is there"
@@ -116,7 +118,10 @@ make_image() {
     gzip -1 --force "$tar"
   fi
   mapfile -t changes < <(changes_of "$name"; echo "LABEL $label=$hash")
+  before=$(engine_image_id "$image" || true)
   engine_import "$image" "$tar.gz" "${changes[@]}" || fail "the engine did not take $image (above)"
+  # The one that it replaces goes, unless a container still uses it.
+  if [[ -n $before ]]; then engine_call "/images/$before" -X DELETE >/dev/null 2>&1 || true; fi
   say "$image made"
 }
 

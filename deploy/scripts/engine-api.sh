@@ -27,8 +27,12 @@ engine_version() {
 
 # engine_image_label IMAGE LABEL prints the label's value; nothing where image or label is missing.
 engine_image_label() {
-  engine_call "/images/$1/json" --max-time 30 2>/dev/null |
-    sed -n "s|.*\"$2\":\"\\([^\"]*\\)\".*|\\1|p" | head -n 1
+  engine_call "/images/$1/json" --max-time 30 2>/dev/null | sed -n "s|.*\"$2\":\"\\([^\"]*\\)\".*|\\1|p"
+}
+
+# engine_image_id IMAGE prints the image's id; nothing where there is none.
+engine_image_id() {
+  engine_call "/images/$1/json" --max-time 30 2>/dev/null | sed -n 's|^{"Id":"\([^"]*\)".*|\1|p'
 }
 
 # engine_import IMAGE TAR [CHANGE...] makes an image of a root file system (a tar, or - for stdin).
