@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -347,14 +348,14 @@ func TestCachedSharesOneLook(t *testing.T) {
 type stuck struct {
 	gpu.Driver
 	release chan struct{}
-	calls   int
+	calls   atomic.Int32
 }
 
 func (s *stuck) Kind() gpu.SourceKind    { return gpu.SourceNVML }
 func (s *stuck) Host() (gpu.Host, error) { return gpu.Host{Count: 2}, nil }
 func (s *stuck) Device(i int) ([]gpu.Device, error) {
 	if i == 1 {
-		s.calls++
+		s.calls.Add(1)
 		<-s.release
 	}
 	return []gpu.Device{{UUID: []string{"GPU-a", "GPU-b"}[i], Index: i, Kind: gpu.KindGPU, Health: gpu.Health{State: gpu.Healthy}}}, nil
@@ -374,8 +375,8 @@ func TestIsolateAsksAHangingDeviceOnce(t *testing.T) {
 		if took := time.Since(start); took != gpu.DefaultDeviceLimit {
 			t.Errorf("ten looks took %s, want the limit once", took)
 		}
-		if d.calls != 1 {
-			t.Errorf("asked %d times while the first question was open", d.calls)
+		if n := d.calls.Load(); n != 1 {
+			t.Errorf("asked %d times while the first question was open", n)
 		}
 		close(d.release)
 		synctest.Wait()

@@ -120,6 +120,25 @@ func TestGPU03Handle(t *testing.T) {
 	}
 }
 
+// TestGPU03Renumbered loses a GPU at the index where another one was: no device is listed twice, none is forgotten.
+func TestGPU03Renumbered(t *testing.T) {
+	s := newStack(t)
+	s.look(t)
+	s.Set(t, "order", "1 0 2 3", "gpu0.err.handle", "UNKNOWN")
+	inv := s.look(t)
+	wantAllocatable(t, inv, 3)
+	seen := map[string]int{}
+	for _, d := range inv.Devices {
+		seen[d.UUID]++
+	}
+	if seen[uuid1] != 1 || seen[uuid0] != 1 || len(inv.Devices) != 4 {
+		t.Errorf("listed: %v", seen)
+	}
+	if d := device(t, inv, uuid0); d.Health.State == gpu.Healthy {
+		t.Errorf("health of the one without a handle: %+v", d.Health)
+	}
+}
+
 // TestHang is R-21: a GPU whose calls hang is failed, and the others go on.
 func TestHang(t *testing.T) {
 	for _, call := range []string{"all", "handle", "uuid", "memory", "compute"} {

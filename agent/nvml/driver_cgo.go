@@ -105,6 +105,7 @@ func (d *driver) ensure() (*session, error) {
 		removed := s.removed()
 		d.release()
 		d.mu.Lock()
+		// With the library removed the session is given back too, so that the kernel module can be unloaded.
 		reopen := removed || d.lost && now.Sub(d.opened) >= d.cfg.ReopenAfter
 		d.mu.Unlock()
 		if !reopen || !d.drop() {
