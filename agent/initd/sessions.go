@@ -153,7 +153,9 @@ func (s *sessions) add(e *entry) error {
 
 func (s *sessions) remove(e *entry) {
 	s.mu.Lock()
-	delete(s.live, e.id)
+	if s.live[e.id] == e {
+		delete(s.live, e.id)
+	}
 	s.mu.Unlock()
 	e.conn.Close()
 	close(e.gone)
