@@ -174,24 +174,28 @@ func (a *running) stop() error {
 	return a.wait()
 }
 
-// agent runs a link until it is stopped.
+// agent runs a link until it is stopped; its streams go to a backend.
 func (r *rig) agent(session int64) *running {
-	var l *link.Link
 	backend := newBackend(r.tb)
+	return r.agentTo(r.server.URL, session, func(ctx context.Context, h stream.Hello, conn net.Conn) {
+		inner, err := net.Dial("unix", backend.path(h.Kind))
+		if err != nil {
+			return
+		}
+		_, _ = stream.Relay(ctx, conn, inner, stream.RelayOptions{})
+	})
+}
+
+func (r *rig) agentTo(gateway string, session int64, on func(context.Context, stream.Hello, net.Conn)) *running {
+	var l *link.Link
 	o := link.Options{
-		GatewayURL: r.server.URL,
+		GatewayURL: gateway,
 		TLS:        r.client,
 		Proxy:      noProxy,
 		Header: func() http.Header {
 			return http.Header{"Host-Id": {hostID}, "Session": {strconv.FormatInt(session, 10)}}
 		},
-		OnStream: func(ctx context.Context, h stream.Hello, conn net.Conn) {
-			inner, err := net.Dial("unix", backend.path(h.Kind))
-			if err != nil {
-				return
-			}
-			_, _ = stream.Relay(ctx, conn, inner, stream.RelayOptions{})
-		},
+		OnStream:   on,
 		MinBackoff: 10 * time.Millisecond,
 		MaxBackoff: 200 * time.Millisecond,
 	}

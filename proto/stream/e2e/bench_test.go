@@ -1,0 +1,154 @@
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/carrel-dev/carrel/proto/stream/streamtest"
+	"github.com/carrel-dev/carrel/services/tunnel"
+)
+
+const benchBytes = 256 << 20
+
+// BenchmarkThroughput sends bytes client → gateway → agent → unix socket, all
+// in this process, and prints the speed as a ratio to a plain loopback
+// connection measured right before and after in the same run.
+func BenchmarkThroughput(b *testing.B) {
+	for _, secure := range []bool{false, true} {
+		b.Run(map[bool]string{false: "plain", true: "tls"}[secure], func(b *testing.B) {
+			r := newRig(b, secure, tunnel.Options{})
+			r.agent(1)
+			r.expect("up h1 1")
+			var direct, relayed time.Duration
+			for b.Loop() {
+				direct += push(b, loopback(b)) / 2
+				relayed += push(b, r.mustDial("sink"))
+				direct += push(b, loopback(b)) / 2
+			}
+			b.ReportMetric(float64(direct)/float64(relayed), "x-direct")
+			b.ReportMetric(float64(b.N)*benchBytes/1e6/relayed.Seconds(), "MB/s")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// loopback is a connection to a sink with nothing in between.
+func loopback(b *testing.B) net.Conn {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	go func() {
+		defer l.Close()
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		n, _ := io.Copy(struct{ io.Writer }{io.Discard}, c)
+		_, _ = io.WriteString(c, strconv.FormatInt(n, 10))
+	}()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		b.Fatal(err)
+	}
+	return c
+}
+
+var pushed = noise(3, 128<<10)
+
+// push sends benchBytes and returns the time until the far end has counted them.
+func push(b *testing.B, c net.Conn) time.Duration {
+	b.Helper()
+	defer c.Close()
+	start := time.Now()
+	for range benchBytes / len(pushed) {
+		if _, err := c.Write(pushed); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := c.(closeWriter).CloseWrite(); err != nil {
+		b.Fatal(err)
+	}
+	got, err := io.ReadAll(c)
+	if err != nil || string(got) != strconv.Itoa(benchBytes) {
+		b.Fatalf("far end counted %q, %v", got, err)
+	}
+	return time.Since(start)
+}
+
+// BenchmarkIdleTunnel opens 1,000 tunnels through a gateway in a process of its
+// own, which holds nothing but its side of them, and reports what it costs.
+func BenchmarkIdleTunnel(b *testing.B) {
+	for _, secure := range []bool{false, true} {
+		b.Run(map[bool]string{false: "plain", true: "tls"}[secure], func(b *testing.B) {
+			for b.Loop() {
+				cmd := exec.Command(os.Args[0], "-test.run=^TestIdleGateway$", "-test.v")
+				cmd.Env = append(os.Environ(), "E2E_IDLE="+map[bool]string{false: "plain", true: "tls"}[secure])
+				out, err := cmd.CombinedOutput()
+				if err != nil {
+					b.Fatalf("%v: %s", err, out)
+				}
+				_, line, _ := strings.Cut(string(out), "idle: ")
+				var kib, fds float64
+				if _, err := fmt.Sscanf(line, "%f KiB %f fds", &kib, &fds); err != nil {
+					b.Fatalf("%v in %s", err, out)
+				}
+				b.ReportMetric(kib, "KiB/tunnel")
+				b.ReportMetric(fds, "fds/tunnel")
+			}
+		})
+	}
+}
+
+// TestIdleGateway is the gateway of BenchmarkIdleTunnel: it joins 1,000 pairs
+// of connections whose far ends are in child processes' hands, so that only
+// the gateway's share of memory is this process's.
+func TestIdleGateway(t *testing.T) {
+	const tunnels = 1000
+	secure := os.Getenv("E2E_IDLE") == "tls"
+	if os.Getenv("E2E_FAR") != "" {
+		farEnds(t, os.Getenv("E2E_FAR"), secure)
+		return
+	}
+	g := newIdleGateway(t, secure)
+	// One tunnel first, so that what is paid once is paid.
+	far := g.startFarEnds(t, 1)
+	kibBefore, fdsBefore := resident(t), streamtest.FDs(t)
+	far2 := g.startFarEnds(t, tunnels)
+	kib := (resident(t) - kibBefore) / tunnels
+	fds := float64(streamtest.FDs(t)-fdsBefore) / tunnels
+	fmt.Printf("idle: %.2f KiB %.2f fds\n", kib, fds)
+	far()
+	far2()
+	if !secure && (kib > 14 || fds > 2.05) {
+		t.Errorf("an idle tunnel takes %.2f KiB and %.2f descriptors, more than 14 and 2", kib, fds)
+	}
+}
+
+// resident returns this process's anonymous memory in KiB with all garbage
+// collected: what the kernel would report as its share, its stacks included.
+func resident(tb testing.TB) float64 {
+	tb.Helper()
+	runtime.GC()
+	debug.FreeOSMemory()
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	_, line, ok := strings.Cut(string(status), "RssAnon:")
+	var kib float64
+	if _, err := fmt.Sscan(line, &kib); !ok || err != nil {
+		tb.Fatalf("no RssAnon: %v", err)
+	}
+	return kib
+}
