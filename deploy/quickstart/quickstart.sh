@@ -182,7 +182,7 @@ up() {
   say "3/6 base image"
   deploy/image/image.sh base
   say "4/6 carreld dev"
-  mkdir -p -m 0700 "$state"
+  install -d -m 0700 "$state"
   echo "$owner" >"$state/owner"
   start_gateway
   say "5/6 sign in"

@@ -2,7 +2,7 @@
 # All static checks: check.sh [STEP...]. Every step runs, also after a failed one; the closing table tells times and failures.
 # A step exits 0 (passed), 1 (failed) or 77 (not done, with the reason printed).
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 bin=$PWD/.cache/bin
 not_done=77
 
@@ -83,7 +83,7 @@ step_shell() {
     echo "syntax only: shellcheck is not on PATH (Debian package shellcheck)"
     return
   fi
-  shellcheck --severity=warning --external-sources deploy/scripts/*.sh deploy/image/*.sh deploy/image/*/*.sh deploy/quickstart/*.sh .ci/run
+  shellcheck --shell=bash --severity=warning --external-sources deploy/scripts/*.sh deploy/image/*.sh deploy/image/*/*.sh deploy/quickstart/*.sh .ci/run
 }
 
 step_typescript() {
