@@ -14,7 +14,7 @@ import (
 
 func hostPort(value any) error {
 	if _, port, err := net.SplitHostPort(value.(string)); err != nil || port == "" {
-		return fmt.Errorf("must be HOST:PORT, such as 127.0.0.1:7480")
+		return fmt.Errorf("must be HOST:PORT, such as 127.0.0.1:7070")
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ type Config struct {
 func fill(v *viper.Viper) Config {
 	mounts, _ := v.Get("mounts").([]fleet.DeclaredMount) // the default is an empty list of another type
 	cfg := Config{
-		Listen: v.GetString("listen"), PublicURL: strings.TrimSuffix(v.GetString("public_url"), "/"), StateDir: v.GetString("state_dir"),
+		Listen: v.GetString("listen"), PublicURL: strings.TrimSuffix(v.GetString("public_url"), "/"), StateDir: v.GetString("state"),
 		Deployment: v.GetString("deployment"), MetricsListen: v.GetString("metrics_listen"), CLIDir: v.GetString("cli_dir"),
 		TLSCertFile: v.GetString("tls.cert_file"), TLSKeyFile: v.GetString("tls.key_file"), TLSNames: v.GetStringSlice("tls.names"),
 		DangerousPlainHTTP: v.GetBool("dangerous_plain_http"),

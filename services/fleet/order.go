@@ -153,9 +153,19 @@ type DeviceFilter struct {
 
 // DeviceRow is a device with who holds it.
 type DeviceRow struct {
-	Device   Device
+	Device
 	HostName string
 	Pool     string
 	Lease    *Lease // nil when nobody holds it
-	Blocked  bool   // named by a container that the gateway did not ask for
+	Free     bool   // leasable, not leased, not named by a container that the gateway did not ask for
+}
+
+// Event is one line of a workspace's story.
+type Event struct {
+	Workspace WorkspaceID
+	Epoch     int64
+	At        time.Time
+	State     State  // after it
+	Code      string // stable word, may be empty
+	Message   string
 }

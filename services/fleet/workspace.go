@@ -1,6 +1,10 @@
 package fleet
 
-import "time"
+import (
+	"maps"
+	"slices"
+	"time"
+)
 
 // WorkspaceID is opaque, `[a-z0-9]`, never reused.
 type WorkspaceID string
@@ -140,3 +144,23 @@ func (w *Workspace) SSHPrincipal() string { return w.Name + ".carrel." + string(
 
 // SSHHost is the alias of the default deployment.
 func (w *Workspace) SSHHost() string { return w.Name + ".carrel" }
+
+// SpecDifference names the fields in which two specs differ, by their names on the wire.
+func SpecDifference(a, b Spec) []string {
+	var fields []string
+	note := func(differ bool, name string) {
+		if differ {
+			fields = append(fields, name)
+		}
+	}
+	note(a.Pool != b.Pool, "pool")
+	note(a.Image != b.Image || a.ImageDigest != b.ImageDigest, "image")
+	note(a.GPU.Count != b.GPU.Count || !slices.Equal(a.GPU.Models, b.GPU.Models), "gpu")
+	note(a.CPUMillis != b.CPUMillis, "cpu_millis")
+	note(a.MemoryMiB != b.MemoryMiB, "memory_mib")
+	note(a.ShmMiB != b.ShmMiB, "shm_mib")
+	note(a.PidsLimit != b.PidsLimit, "pids_limit")
+	note(!maps.Equal(a.Env, b.Env), "env")
+	note(!slices.Equal(a.Volumes, b.Volumes), "volumes")
+	return fields
+}

@@ -9,6 +9,7 @@ import (
 	carrelv1 "github.com/carrel-dev/carrel/gen/go/carrel/v1"
 	"github.com/carrel-dev/carrel/gen/go/carrel/v1/carrelv1connect"
 	"github.com/carrel-dev/carrel/services/auth"
+	"github.com/carrel-dev/carrel/services/event"
 	"github.com/carrel-dev/carrel/services/fleet"
 )
 
@@ -73,8 +74,8 @@ func (d *Devices) row(ctx context.Context, row fleet.DeviceRow, actor auth.Actor
 		usable = false
 		wire.Health, wire.HealthReason = "away", "host "+row.HostName+" does not answer since "+since.Format(time.RFC3339)
 	}
-	wire.Free = usable && row.Lease == nil && !row.Blocked
-	if row.Blocked && wire.GetHealth() == fleet.HealthOK {
+	wire.Free = usable && row.Free
+	if usable && !row.Free && row.Lease == nil {
 		wire.Health, wire.HealthReason = "foreign", "a container that this gateway did not ask for holds it"
 	}
 	if sample, ok := d.Samples.Sample(row.Device.ID); ok {
@@ -136,7 +137,7 @@ func (d *Devices) List(ctx context.Context, req *connect.Request[carrelv1.Device
 // Watch sends all devices, at once and after each change or sample.
 func (d *Devices) Watch(ctx context.Context, req *connect.Request[carrelv1.DeviceServiceWatchRequest], stream *connect.ServerStream[carrelv1.DeviceServiceWatchResponse]) error {
 	first := true
-	return d.Watcher.Each(ctx, TopicDevices, func() error {
+	return d.Watcher.Each(ctx, event.Filter{Topic: event.Devices}, func() error {
 		devices, err := d.all(ctx, fleet.DeviceFilter{Pool: req.Msg.GetPool()})
 		if err != nil {
 			return err

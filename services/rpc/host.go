@@ -10,21 +10,19 @@ import (
 	carrelv1 "github.com/carrel-dev/carrel/gen/go/carrel/v1"
 	"github.com/carrel-dev/carrel/gen/go/carrel/v1/carrelv1connect"
 	"github.com/carrel-dev/carrel/services/auth"
+	"github.com/carrel-dev/carrel/services/event"
 	"github.com/carrel-dev/carrel/services/fleet"
 )
 
 // longestJoin is the most that a join token may live (threat T-12).
 const longestJoin = time.Hour
 
-// JoinGrant is what a join token permits.
-type JoinGrant = fleet.JoinGrant
-
 // HostStore keeps hosts and join tokens.
 type HostStore interface {
 	Host(ctx context.Context, idOrName string) (fleet.Host, error)
 	Hosts(ctx context.Context) ([]fleet.Host, error)
-	SetDraining(ctx context.Context, id fleet.HostID, draining bool, now time.Time) (fleet.Host, error)
-	AddJoinToken(ctx context.Context, grant JoinGrant, now time.Time) error
+	SetDraining(ctx context.Context, id fleet.HostID, draining bool, now time.Time) error
+	AddJoinToken(ctx context.Context, grant fleet.JoinGrant) error
 	JoinHost(ctx context.Context, hash []byte, name string, publicKey []byte, version string, now time.Time) (fleet.Host, error)
 	Pool(ctx context.Context, name string) (fleet.Pool, error)
 	Pools(ctx context.Context) ([]fleet.Pool, error)
@@ -73,7 +71,7 @@ func (h *Hosts) all(ctx context.Context) ([]*carrelv1.Host, error) {
 	for _, row := range rows {
 		if ok, _ := row.Device.Leasable(); ok {
 			total[row.Device.Host]++
-			if row.Lease == nil {
+			if row.Free {
 				free[row.Device.Host]++
 			}
 		}
@@ -104,7 +102,7 @@ func (h *Hosts) List(ctx context.Context, req *connect.Request[carrelv1.HostServ
 // Watch sends all hosts, at once and after each change.
 func (h *Hosts) Watch(ctx context.Context, _ *connect.Request[carrelv1.HostServiceWatchRequest], stream *connect.ServerStream[carrelv1.HostServiceWatchResponse]) error {
 	first := true
-	return h.Watcher.Each(ctx, TopicHosts, func() error {
+	return h.Watcher.Each(ctx, event.Filter{Topic: event.Hosts}, func() error {
 		hosts, err := h.all(ctx)
 		if err != nil {
 			return err
@@ -140,7 +138,7 @@ func (h *Hosts) CreateJoinToken(ctx context.Context, req *connect.Request[carrel
 	}
 	code := auth.NewCode()
 	expires := h.Now().Add(life)
-	if err := h.Store.AddJoinToken(ctx, JoinGrant{Hash: code.Hash, Pool: pool, Host: req.Msg.GetHost(), ExpiresAt: expires}, h.Now()); err != nil {
+	if err := h.Store.AddJoinToken(ctx, fleet.JoinGrant{Hash: code.Hash, Pool: pool, Host: req.Msg.GetHost(), ExpiresAt: expires}); err != nil {
 		return nil, err
 	}
 	return connect.NewResponse(&carrelv1.CreateJoinTokenResponse{Token: h.JoinText(code.Text), ExpiresAt: stamp(expires)}), nil
@@ -168,9 +166,10 @@ func (h *Hosts) SetDraining(ctx context.Context, req *connect.Request[carrelv1.S
 	if err != nil {
 		return nil, err
 	}
-	if host, err = h.Store.SetDraining(ctx, host.ID, req.Msg.GetDraining(), h.Now()); err != nil {
+	if err := h.Store.SetDraining(ctx, host.ID, req.Msg.GetDraining(), h.Now()); err != nil {
 		return nil, err
 	}
+	host.Draining = req.Msg.GetDraining()
 	h.Orders.Replan()
 	return connect.NewResponse(&carrelv1.SetDrainingResponse{Host: hostOnWire(host, h.Links.UnreachableSince(host.ID), true)}), nil
 }

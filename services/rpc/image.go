@@ -16,7 +16,7 @@ type ImageStore interface {
 	Images(ctx context.Context) ([]fleet.Image, error)
 	PutImage(ctx context.Context, image fleet.Image, now time.Time) (fleet.Image, error)
 	RemoveImage(ctx context.Context, name string) (workspaces int, err error)
-	ImageUses(ctx context.Context) (map[string]int, error)
+	ImageUse(ctx context.Context, digest string) (workspaces int, err error)
 }
 
 // ImageResolver asks hosts what a reference stands for.
@@ -44,14 +44,14 @@ func (i *Images) List(ctx context.Context, req *connect.Request[carrelv1.ImageSe
 	if err != nil {
 		return nil, err
 	}
-	uses, err := i.Store.ImageUses(ctx)
-	if err != nil {
-		return nil, err
-	}
 	res := &carrelv1.ImageServiceListResponse{NextPageToken: next, Allow: i.Allow}
 	for _, image := range page {
 		wire := imageOnWire(image)
-		wire.Workspaces = int32(uses[image.Digest])
+		uses, err := i.Store.ImageUse(ctx, image.Digest)
+		if err != nil {
+			return nil, err
+		}
+		wire.Workspaces = int32(uses)
 		res.Images = append(res.Images, wire)
 	}
 	return connect.NewResponse(res), nil

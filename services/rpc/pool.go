@@ -4,20 +4,20 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"time"
 
 	"connectrpc.com/connect"
 
 	carrelv1 "github.com/carrel-dev/carrel/gen/go/carrel/v1"
 	"github.com/carrel-dev/carrel/gen/go/carrel/v1/carrelv1connect"
+	"github.com/carrel-dev/carrel/services/event"
 	"github.com/carrel-dev/carrel/services/fleet"
 )
 
 // PoolStore keeps pools.
 type PoolStore interface {
 	Pools(ctx context.Context) ([]fleet.Pool, error)
-	CreatePool(ctx context.Context, pool fleet.Pool, now time.Time) (fleet.Pool, error)
-	UpdatePool(ctx context.Context, name string, change func(*fleet.Pool) error, now time.Time) (fleet.Pool, error)
+	CreatePool(ctx context.Context, pool fleet.Pool) error
+	UpdatePool(ctx context.Context, name string, change func(*fleet.Pool) error) (fleet.Pool, error)
 	Hosts(ctx context.Context) ([]fleet.Host, error)
 	Devices(ctx context.Context, filter fleet.DeviceFilter) ([]fleet.DeviceRow, error)
 }
@@ -30,7 +30,6 @@ type Pools struct {
 	Watcher Watcher
 	// Queued returns how many workspaces wait in each pool.
 	Queued func(ctx context.Context) (map[string]int, error)
-	Now    func() time.Time
 }
 
 var _ carrelv1connect.PoolServiceHandler = (*Pools)(nil)
@@ -80,7 +79,7 @@ func (p *Pools) models(pool string, rows []fleet.DeviceRow) []*carrelv1.ModelCou
 			counts[row.Device.Model] = c
 		}
 		c.Total++
-		if row.Lease == nil && !row.Blocked && p.Links.UnreachableSince(row.Device.Host).IsZero() {
+		if row.Free && p.Links.UnreachableSince(row.Device.Host).IsZero() {
 			c.Free++
 		}
 	}
@@ -107,7 +106,7 @@ func (p *Pools) List(ctx context.Context, req *connect.Request[carrelv1.PoolServ
 
 // Watch sends all pools, at once and after each change.
 func (p *Pools) Watch(ctx context.Context, _ *connect.Request[carrelv1.PoolServiceWatchRequest], stream *connect.ServerStream[carrelv1.PoolServiceWatchResponse]) error {
-	return p.Watcher.Each(ctx, TopicPools, func() error {
+	return p.Watcher.Each(ctx, event.Filter{Topic: event.Pools}, func() error {
 		pools, err := p.all(ctx)
 		if err != nil {
 			return err
@@ -122,8 +121,7 @@ func (p *Pools) Create(ctx context.Context, req *connect.Request[carrelv1.PoolSe
 	if err := checkPool(pool); err != nil {
 		return nil, err
 	}
-	pool, err := p.Store.CreatePool(ctx, pool, p.Now())
-	if err != nil {
+	if err := p.Store.CreatePool(ctx, pool); err != nil {
 		return nil, err
 	}
 	return connect.NewResponse(&carrelv1.PoolServiceCreateResponse{Pool: poolOnWire(pool)}), nil
@@ -137,7 +135,7 @@ func (p *Pools) Update(ctx context.Context, req *connect.Request[carrelv1.PoolSe
 			return err
 		}
 		return checkPool(*pool)
-	}, p.Now())
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -22,9 +22,9 @@ type UserStore interface {
 	UserByName(ctx context.Context, name string) (fleet.User, error)
 	Users(ctx context.Context, limit int, after string) ([]fleet.User, string, error)
 	UpdateUser(ctx context.Context, name string, change func(*fleet.User) error, now time.Time) (fleet.User, error)
-	AddSignIn(ctx context.Context, user fleet.UserID, hash []byte, expires time.Time) error
+	AddSignIn(ctx context.Context, user fleet.UserID, hash []byte, expires, now time.Time) error
 	Projects(ctx context.Context) ([]fleet.Project, error)
-	CreateProject(ctx context.Context, project fleet.Project, now time.Time) (fleet.Project, error)
+	CreateProject(ctx context.Context, project fleet.Project, now time.Time) error
 }
 
 // Users serves UserService.
@@ -114,7 +114,7 @@ func (u *Users) outcome(ctx context.Context, o fleet.UserOutcome) (*carrelv1.Add
 func (u *Users) signIn(ctx context.Context, user fleet.User) (link string, expires time.Time, err error) {
 	code := auth.NewCode()
 	expires = u.Now().Add(u.SignInLife)
-	if err := u.Store.AddSignIn(ctx, user.ID, code.Hash, expires); err != nil {
+	if err := u.Store.AddSignIn(ctx, user.ID, code.Hash, expires, u.Now()); err != nil {
 		return "", time.Time{}, err
 	}
 	return u.SignInLink(code.Text), expires, nil
@@ -209,8 +209,8 @@ func (u *Users) CreateProject(ctx context.Context, req *connect.Request[carrelv1
 	if err := fleet.CheckName("project", wire.GetName()); err != nil {
 		return nil, err
 	}
-	p, err := u.Store.CreateProject(ctx, fleet.Project{Name: wire.GetName(), Description: wire.GetDescription(), Members: wire.GetMembers()}, u.Now())
-	if err != nil {
+	p := fleet.Project{Name: wire.GetName(), Description: wire.GetDescription(), Members: wire.GetMembers()}
+	if err := u.Store.CreateProject(ctx, p, u.Now()); err != nil {
 		return nil, err
 	}
 	return connect.NewResponse(&carrelv1.CreateProjectResponse{Project: &carrelv1.Project{Name: p.Name, Description: p.Description, Members: p.Members}}), nil
