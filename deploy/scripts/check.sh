@@ -23,7 +23,13 @@ step_lint() {
   "$bin/golangci-lint" run ./...
 }
 
-step_modules() { go mod verify && go mod tidy -diff; }
+step_modules() {
+  go mod verify || return 1
+  go mod tidy -diff >.cache/tidy.diff 2>&1 && return
+  grep '^[-+]' .cache/tidy.diff | grep -v 'go.sum' | head -n 20
+  echo "go.mod and go.sum are not tidy (the first lines are above): run 'go mod tidy'"
+  return 1
+}
 
 step_proto() {
   deploy/scripts/tool.sh buf || return 1

@@ -65,6 +65,15 @@ if version=$(engine_version); then
   say "Docker $version answers at $socket"
   exit 0
 fi
+# A pid file that outlived its machine may name a process of somebody else, and dockerd would take that for its own.
+drop_stale_pid() { # FILE NAME
+  local old
+  old=$(cat "$1" 2>/dev/null) || return 0
+  [[ $(cat "/proc/$old/comm" 2>/dev/null) == "$2" ]] || rm -f "$1"
+}
+drop_stale_pid /var/run/docker.pid dockerd
+drop_stale_pid /var/run/docker/containerd/containerd.pid containerd
+
 flags=(--host "unix://$socket")
 grep -qs live-restore /etc/docker/daemon.json || flags+=(--live-restore)
 read -r -a more <<<"${CARREL_DOCKERD_FLAGS:-}"
