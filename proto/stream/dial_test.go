@@ -184,7 +184,7 @@ func TestDialPassesAProxy(t *testing.T) {
 	plain := serve(t, greeter(t))
 	secure, client := serveTLS(t, greeter(t))
 	for _, target := range []string{plain.URL, secure.URL} {
-		p := newConnectProxy(t)
+		p := newConnectProxy(t, "")
 		conn, _, err := Dial(t.Context(), Options{URL: target, TLS: client, Proxy: http.ProxyURL(p.url("ann:pw"))})
 		if err != nil {
 			t.Fatal(err)
@@ -197,7 +197,7 @@ func TestDialPassesAProxy(t *testing.T) {
 }
 
 func TestDialNamesAProxyThatRefusesOrIsSilent(t *testing.T) {
-	p := newConnectProxy(t)
+	p := newConnectProxy(t, "")
 	silent := rawServer(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	for proxy, text := range map[string]string{
 		p.url("ann:wrong").String(): "407",
@@ -226,8 +226,7 @@ func TestDialObeysTheProxyEnvironment(t *testing.T) {
 		return
 	}
 	s := serve(t, greeter(t))
-	p := newConnectProxy(t)
-	p.rewrite = s.Listener.Addr().String()
+	p := newConnectProxy(t, s.Listener.Addr().String())
 	for name, c := range map[string]struct {
 		env    string
 		passed int64
@@ -325,8 +324,8 @@ type connectProxy struct {
 	passed  atomic.Int64
 }
 
-func newConnectProxy(tb testing.TB) *connectProxy {
-	p := &connectProxy{}
+func newConnectProxy(tb testing.TB, rewrite string) *connectProxy {
+	p := &connectProxy{rewrite: rewrite}
 	p.addr = rawServer(tb, p.handle)
 	return p
 }

@@ -130,8 +130,24 @@ func TestIdleGateway(t *testing.T) {
 	fmt.Printf("idle: %.2f KiB %.2f fds\n", kib, fds)
 	far()
 	far2()
-	if !secure && (kib > 14 || fds > 2.05) {
-		t.Errorf("an idle tunnel takes %.2f KiB and %.2f descriptors, more than 14 and 2", kib, fds)
+	if fds > 2.05 {
+		t.Errorf("an idle tunnel takes %.2f descriptors, more than 2", fds)
+	}
+	if limit := mostIdleKiB(secure); kib > limit {
+		t.Errorf("an idle tunnel takes %.2f KiB, more than %v", kib, limit)
+	}
+}
+
+// mostIdleKiB is 14 KiB where perf's target applies: plain, as built for use.
+// crypto/tls keeps its record buffers, and the race detector its shadows.
+func mostIdleKiB(secure bool) float64 {
+	switch {
+	case raceDetector:
+		return 160
+	case secure:
+		return 48
+	default:
+		return 14
 	}
 }
 
