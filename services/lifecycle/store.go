@@ -47,3 +47,19 @@ type Store interface {
 
 // Decide says what an observation makes of a workspace and its run. It is pure. known is false when the record's epoch is not the workspace's present one.
 type Decide func(w fleet.Workspace, run fleet.Run, o fleet.ObservedRun) fleet.Step
+
+// Reader is what lifecycle looks up besides, to check an order before it is recorded.
+type Reader interface {
+	// User returns one by id. KindNotFound.
+	User(ctx context.Context, id fleet.UserID) (fleet.User, error)
+	// Workspaces returns a page, and where the next one begins ("" after the last).
+	Workspaces(ctx context.Context, filter fleet.WorkspaceFilter) ([]fleet.Workspace, string, error)
+	// Pools returns all pools.
+	Pools(ctx context.Context) ([]fleet.Pool, error)
+	// Images returns the catalogue.
+	Images(ctx context.Context) ([]fleet.Image, error)
+	// Volumes returns a user's volumes.
+	Volumes(ctx context.Context, owner fleet.UserID, includeDeleted bool) ([]fleet.Volume, error)
+	// Hosts returns all hosts.
+	Hosts(ctx context.Context) ([]fleet.Host, error)
+}
