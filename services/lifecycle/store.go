@@ -46,7 +46,7 @@ type Store interface {
 }
 
 // Decide says what an observation makes of a workspace and its run. It is pure. known is false when the record's epoch is not the workspace's present one.
-type Decide func(w fleet.Workspace, run fleet.Run, o fleet.ObservedRun) fleet.Step
+type Decide = func(w fleet.Workspace, run fleet.Run, o fleet.ObservedRun) fleet.Step
 
 // Reader is what lifecycle looks up besides, to check an order before it is recorded.
 type Reader interface {

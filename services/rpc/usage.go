@@ -24,9 +24,7 @@ type UsageStore interface {
 // Usage serves UsageService.
 type Usage struct {
 	Store UsageStore
-	// Away returns the hosts that do not answer now, whose open leases are provisional.
-	Away func(ctx context.Context) ([]fleet.HostID, error)
-	Now  func() time.Time
+	Now   func() time.Time
 }
 
 var _ carrelv1connect.UsageServiceHandler = (*Usage)(nil)
