@@ -41,8 +41,53 @@ func BenchmarkThroughput(b *testing.B) {
 	}
 }
 
+// BenchmarkRoundTrip sends one byte there and back through all hops, and the
+// same directly, in turns.
+func BenchmarkRoundTrip(b *testing.B) {
+	for _, secure := range []bool{false, true} {
+		b.Run(map[bool]string{false: "plain", true: "tls"}[secure], func(b *testing.B) {
+			r := newRig(b, secure, tunnel.Options{})
+			r.agent(1)
+			r.expect("up h1 1")
+			far, near := r.mustDial("echo"), loopbackEcho(b)
+			defer far.Close()
+			defer near.Close()
+			var direct, relayed time.Duration
+			one := []byte{1}
+			bounce := func(c net.Conn) time.Duration {
+				start := time.Now()
+				if _, err := c.Write(one); err != nil {
+					b.Fatal(err)
+				}
+				if _, err := io.ReadFull(c, one); err != nil {
+					b.Fatal(err)
+				}
+				return time.Since(start)
+			}
+			for b.Loop() {
+				direct += bounce(near)
+				relayed += bounce(far)
+			}
+			b.ReportMetric(float64(relayed)/float64(direct), "x-direct")
+			b.ReportMetric(float64(relayed.Microseconds())/float64(b.N), "us/trip")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+func loopbackEcho(b *testing.B) net.Conn {
+	return loopbackTo(b, func(c net.Conn) { _, _ = io.Copy(c, c) })
+}
+
 // loopback is a connection to a sink with nothing in between.
 func loopback(b *testing.B) net.Conn {
+	return loopbackTo(b, func(c net.Conn) {
+		n, _ := io.Copy(struct{ io.Writer }{io.Discard}, c)
+		_, _ = io.WriteString(c, strconv.FormatInt(n, 10))
+	})
+}
+
+func loopbackTo(b *testing.B, f func(net.Conn)) net.Conn {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		b.Fatal(err)
@@ -54,8 +99,7 @@ func loopback(b *testing.B) net.Conn {
 			return
 		}
 		defer c.Close()
-		n, _ := io.Copy(struct{ io.Writer }{io.Discard}, c)
-		_, _ = io.WriteString(c, strconv.FormatInt(n, 10))
+		f(c)
 	}()
 	c, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {

@@ -213,6 +213,50 @@ func TestAUserThatStopsReadingIsEnded(t *testing.T) {
 	})
 }
 
+// R-11, T-27: five hundred users who read nothing of an endless stream cost a
+// bounded amount of memory, in gateway and agent together, and harm nobody.
+func TestManyStoppedReadersAreBounded(t *testing.T) {
+	r := newRig(t, false, tunnel.Options{MaxPerUser: -1})
+	l := r.agent(1)
+	r.expect("up h1 1")
+	good := r.mustDial("echo")
+	defer good.Close()
+	if err := echo(good, "hi"); err != nil {
+		t.Fatal(err)
+	}
+	before := resident(t)
+	const stopped = 500
+	conns := make([]net.Conn, stopped)
+	for i := range conns {
+		c := r.mustDial("flood")
+		defer c.Close()
+		// A small window, so that the flood stops in the relays and not in
+		// the kernel's buffers.
+		if err := c.(*net.TCPConn).SetReadBuffer(4 << 10); err != nil {
+			t.Fatal(err)
+		}
+		conns[i] = c
+	}
+	streamtest.Eventually(t, "all have stopped", func() bool {
+		if err := echo(good, "the others go on"); err != nil {
+			t.Fatal(err)
+		}
+		return r.tunnel.Live("w1").Streams == stopped+1 && l.State().Active == stopped+1 && quietFor(r, 200*time.Millisecond)
+	})
+	if grown := (resident(t) - before) / 1024; grown > 150 {
+		t.Errorf("%d stopped readers take %.0f MiB", stopped, grown)
+	} else {
+		t.Logf("%d stopped readers take %.0f MiB", stopped, grown)
+	}
+}
+
+// quietFor is true when next to nothing flows for d.
+func quietFor(r *rig, d time.Duration) bool {
+	before := r.tunnel.Stats().Down
+	<-time.After(d)
+	return r.tunnel.Stats().Down-before < 1<<10
+}
+
 func TestGatewayThatIsAwayAndHostThatIsAway(t *testing.T) {
 	r := newRig(t, false, tunnel.Options{})
 	if _, err := r.dial("echo"); err == nil || !strings.Contains(err.Error(), "not connected") {

@@ -260,6 +260,13 @@ func newBackend(tb testing.TB) *backend {
 		_, _ = io.Copy(io.Discard, c)
 		<-sent
 	})
+	b.serve(tb, "flood", func(c net.Conn) { // without end
+		for {
+			if _, err := c.Write(floodBytes); err != nil {
+				return
+			}
+		}
+	})
 	b.serve(tb, "sink", func(c net.Conn) {
 		n, _ := io.Copy(struct{ io.Writer }{io.Discard}, c)
 		_, _ = io.WriteString(c, strconv.FormatInt(n, 10))
@@ -288,6 +295,8 @@ func (b *backend) serve(tb testing.TB, kind string, f func(net.Conn)) {
 }
 
 const bulkSize = 64 << 20
+
+var floodBytes = noise(4, 64<<10)
 
 func noise(seed byte, n int) []byte {
 	b := make([]byte, n)
