@@ -27,7 +27,7 @@ go_tests() {
   local flags=()
   read -r -a flags <<<"${TEST_FLAGS:-}"
   go build -o .cache/bin/testreport ./deploy/testreport
-  CARREL_BIN=$PWD/bin go test -json -race -timeout "${TEST_TIMEOUT:-20m}" -p "${TEST_PARALLEL:-$(nproc)}" "${flags[@]}" "$@" 2>&1 |
+  CARREL_TEST_BIN=$PWD/bin go test -json -race -timeout "${TEST_TIMEOUT:-20m}" -p "${TEST_PARALLEL:-$(nproc)}" "${flags[@]}" "$@" 2>&1 |
     tee .cache/test.json | .cache/bin/testreport
 }
 
