@@ -45,10 +45,13 @@ const (
 // Options are the settings and hooks of a Link. A zero setting stands for its
 // default.
 type Options struct {
-	GatewayURL string             // https://HOST[:PORT], or http://
-	TLS        *tls.Config        // for https; nil trusts the system's roots
-	Header     func() http.Header // sent with each dial: who this host is; may be nil
-	Proxy      func(*http.Request) (*url.URL, error)
+	GatewayURL string      // https://HOST[:PORT], or http://
+	TLS        *tls.Config // for https; nil trusts the system's roots
+	// Header makes what is sent with each dial of a path: who this host is; may be nil.
+	Header func(ctx context.Context, path string) (http.Header, error)
+	// OnLink gets the header of the gateway's answer to each new link, before streams are dialled; may be nil.
+	OnLink func(http.Header)
+	Proxy  func(*http.Request) (*url.URL, error)
 
 	// Handler is served to the gateway over each link.
 	Handler http.Handler
@@ -75,7 +78,10 @@ func (o Options) withDefaults() Options {
 	setDefault(&o.DialTimeout, DefaultDialTimeout)
 	setDefault(&o.HelloTimeout, DefaultHelloTimeout)
 	if o.Header == nil {
-		o.Header = func() http.Header { return nil }
+		o.Header = func(context.Context, string) (http.Header, error) { return nil, nil }
+	}
+	if o.OnLink == nil {
+		o.OnLink = func(http.Header) {}
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -149,10 +155,11 @@ func (l *Link) Run(ctx context.Context) error {
 // connect dials once and serves until that link ends. It returns how long it
 // lived and why it ended.
 func (l *Link) connect(ctx context.Context) (time.Duration, error) {
-	conn, err := l.dial(ctx, LinkPath)
+	conn, answer, err := l.dial(ctx, LinkPath)
 	if err != nil {
 		return 0, err
 	}
+	l.o.OnLink(answer)
 	defer func() { _ = conn.Close() }()
 	up := time.Now()
 	p := newPool(ctx, l)
@@ -169,10 +176,14 @@ func (l *Link) connect(ctx context.Context) (time.Duration, error) {
 }
 
 // dial upgrades on path and turns the refusals that end Run into their errors.
-func (l *Link) dial(ctx context.Context, path string) (net.Conn, error) {
-	conn, _, err := stream.Dial(ctx, stream.Options{
+func (l *Link) dial(ctx context.Context, path string) (net.Conn, http.Header, error) {
+	header, err := l.o.Header(ctx, path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("prove this host to %s: %w", l.o.GatewayURL, err)
+	}
+	conn, answer, err := stream.Dial(ctx, stream.Options{
 		URL:     l.o.GatewayURL + path,
-		Header:  l.o.Header(),
+		Header:  header,
 		TLS:     l.o.TLS,
 		Proxy:   l.o.Proxy,
 		Timeout: l.o.DialTimeout,
@@ -181,15 +192,15 @@ func (l *Link) dial(ctx context.Context, path string) (net.Conn, error) {
 	if errors.As(err, &se) {
 		switch se.Code {
 		case http.StatusConflict:
-			return nil, fmt.Errorf("%w: %w", ErrNewerSession, err)
-		case http.StatusUnauthorized, http.StatusForbidden:
-			return nil, fmt.Errorf("%w: %w", ErrRefused, err)
+			return nil, nil, fmt.Errorf("%w: %w", ErrNewerSession, err)
+		case http.StatusForbidden: // 401 is tried again: a gateway that restarts forgets its challenges
+			return nil, nil, fmt.Errorf("%w: %w", ErrRefused, err)
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("dial %s%s: %w", l.o.GatewayURL, path, err)
+		return nil, nil, fmt.Errorf("dial %s%s: %w", l.o.GatewayURL, path, err)
 	}
-	return conn, nil
+	return conn, answer.Header, nil
 }
 
 // DialBack makes the agent dial n more streams and returns without waiting for

@@ -91,7 +91,7 @@ func (g *gateway) breakLinks() {
 func (g *gateway) options() Options {
 	return Options{
 		GatewayURL: g.url + "/",
-		Header:     func() http.Header { return http.Header{"Authorization": {"me"}} },
+		Header:     func(context.Context, string) (http.Header, error) { return http.Header{"Authorization": {"me"}}, nil },
 		Proxy:      func(*http.Request) (*url.URL, error) { return nil, nil },
 		Handler:    http.NotFoundHandler(),
 		OnStream:   func(context.Context, stream.Hello, net.Conn) {},

@@ -127,7 +127,7 @@ func (p *pool) leave() {
 // attempt dials once, waits for a hello and hands the stream over. It returns
 // how long the stream lived where none came.
 func (p *pool) attempt() (time.Duration, error) {
-	conn, err := p.l.dial(p.ctx, StreamPath)
+	conn, _, err := p.l.dial(p.ctx, StreamPath)
 	if err != nil {
 		return 0, err
 	}

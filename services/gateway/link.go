@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"log/slog"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 
@@ -21,6 +22,8 @@ const (
 	headerNonce       = "Carrel-Nonce"
 	headerProof       = "Carrel-Proof"
 	headerStreamToken = "Carrel-Stream-Token"
+	// headerInstance is the start time of the agent's process, UnixNano in decimal: of two with one identity, the one started last stays.
+	headerInstance = "Carrel-Instance"
 )
 
 // hostDoor lets hosts in: it checks who they are and hands their connections to the tunnel.
@@ -39,6 +42,7 @@ type hostDoor struct {
 
 	mu     sync.Mutex
 	tokens map[fleet.HostID]streamToken
+	newest map[fleet.HostID]int64 // instance that was started last
 }
 
 // streamToken lets a host's byte-stream connections in, in its present session.
@@ -59,6 +63,11 @@ func (d *hostDoor) link(w http.ResponseWriter, r *http.Request) {
 		refuse(w, err)
 		return
 	}
+	if !d.newestInstance(host.ID, r.Header.Get(headerInstance)) {
+		d.log.Warn("an older agent with the identity of a host was turned away", "host", host.Name, "from", r.RemoteAddr)
+		refuse(w, fleet.Errorf(fleet.KindConflict, "another agent with the identity of host %s was started after this one; end one of the two", host.Name))
+		return
+	}
 	session, err := d.sessions.BeginSession(r.Context(), host.ID)
 	if err != nil {
 		refuse(w, err)
@@ -72,6 +81,21 @@ func (d *hostDoor) link(w http.ResponseWriter, r *http.Request) {
 	d.log.Info("host connected", "host", host.Name, "session", session, "from", r.RemoteAddr)
 	err = d.tunnel.ServeLink(w, r, string(host.ID), session)
 	d.log.Info("host disconnected", "host", host.Name, "session", session, "cause", err)
+}
+
+// newestInstance reports whether no agent with the same identity was started later, and remembers this one.
+func (d *hostDoor) newestInstance(host fleet.HostID, text string) bool {
+	started, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return false
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if started < d.newest[host] {
+		return false
+	}
+	d.newest[host] = started
+	return true
 }
 
 // prove checks the host's signature over a nonce that it was given before.

@@ -38,7 +38,7 @@ func (w watcher) Each(ctx context.Context, filter event.Filter, send func() erro
 func (g *Gateway) routes() http.Handler {
 	mux := http.NewServeMux()
 	g.registerAPI(mux)
-	door := &hostDoor{hosts: g.db, sessions: g.lifecycle, challenges: g.challenges, tunnel: g.tunnel, now: g.now, log: g.log, tokens: map[fleet.HostID]streamToken{}}
+	door := &hostDoor{hosts: g.db, sessions: g.lifecycle, challenges: g.challenges, tunnel: g.tunnel, now: g.now, log: g.log, tokens: map[fleet.HostID]streamToken{}, newest: map[fleet.HostID]int64{}}
 	door.register(mux)
 	users := &userDoor{users: g.db, workspaces: g.db, tickets: g.tickets, tunnel: g.tunnel, now: g.now, log: g.log}
 	users.register(mux)
