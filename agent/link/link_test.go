@@ -120,7 +120,7 @@ func start(t *testing.T, o Options) (l *Link, cancel context.CancelFunc, wait fu
 }
 
 func TestRunStopsWhereItIsNotWanted(t *testing.T) {
-	for code, want := range map[int64]error{409: ErrNewerSession, 401: ErrRefused, 403: ErrRefused} {
+	for code, want := range map[int64]error{409: ErrNewerSession, 403: ErrRefused} {
 		g := newGateway(t)
 		g.link.Store(code)
 		l, _, wait := start(t, g.options())
