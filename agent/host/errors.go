@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"fmt"
 )
@@ -52,7 +53,8 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Cause }
 
-// KindOf returns the kind of the first [Error] in the chain, KindInternal without one, and "" for nil.
+// KindOf returns the kind of the first [Error] in the chain, KindUnavailable for a call that was cut short, else KindInternal;
+// "" for nil.
 func KindOf(err error) Kind {
 	if err == nil {
 		return ""
@@ -60,6 +62,9 @@ func KindOf(err error) Kind {
 	var e *Error
 	if errors.As(err, &e) {
 		return e.Kind
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return KindUnavailable
 	}
 	return KindInternal
 }

@@ -114,9 +114,12 @@ func (h *Host) gather(ctx context.Context) Facts {
 	} else if f.DiskFreeMiB = free; free < h.opts.Policy.ReserveDiskMiB {
 		f.Problems = append(f.Problems, fmt.Sprintf("%d MiB of disk are free, fewer than the %d to keep: images that are not here yet cannot be fetched", free, h.opts.Policy.ReserveDiskMiB))
 	}
-	probe := h.probed()
+	probe, _ := h.probed()
 	if probe.Isolation != "" {
 		f.Problems = append(f.Problems, "workspaces are not kept apart on the network: "+probe.Isolation)
+	}
+	if probe.Unavailable != "" {
+		f.Problems = append(f.Problems, "whether workspaces are kept apart on the network could not be tried: "+probe.Unavailable)
 	}
 	h.gatherGPUs(ctx, &f, probe.GPU)
 	h.mu.Lock()

@@ -96,6 +96,7 @@ type Host struct {
 	factsSeq    int64
 	factsMoved  chan struct{}
 	probeResult ProbeResult
+	probeDone   bool
 }
 
 // New makes a host of what the journal knows.

@@ -119,16 +119,17 @@ func (h *Host) probe(ctx context.Context) {
 		if ctx.Err() == nil {
 			h.log.Warn("the engine could not be tried out", "error", err)
 		}
-		return
+		result.Unavailable = err.Error()
 	}
 	h.mu.Lock()
-	h.probeResult = result
+	h.probeResult, h.probeDone = result, ctx.Err() == nil
 	h.mu.Unlock()
 	wake(h.factsWake)
 }
 
-func (h *Host) probed() ProbeResult {
+// probed returns what the last try showed, and whether there was one.
+func (h *Host) probed() (ProbeResult, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.probeResult
+	return h.probeResult, h.probeDone
 }

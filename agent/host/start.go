@@ -12,6 +12,9 @@ func (w *worker) start(ctx context.Context, d *Desired) next {
 	if why := h.refuse(d); why != "" {
 		return w.doom(Reason{ReasonRefused, why})
 	}
+	if n, ok := w.gpuRuntime(d); !ok {
+		return n
+	}
 	image, n, ok := w.fetch(ctx, d)
 	if !ok {
 		return n
@@ -33,6 +36,23 @@ func (w *worker) start(ctx context.Context, d *Desired) next {
 		}
 	}
 	return w.create(ctx, d, image)
+}
+
+// gpuRuntime holds back a run with real devices until it is known that the engine gives them to containers.
+func (w *worker) gpuRuntime(d *Desired) (n next, ok bool) {
+	for _, g := range d.Devices {
+		if g.Simulated {
+			continue
+		}
+		switch result, tried := w.host.probed(); {
+		case !tried:
+			w.passing(Reason{ReasonHostFault, "this host is still finding out whether its engine gives GPUs to containers"})
+			return next{after: w.host.opts.Times.Wait}, false
+		case result.GPU != "":
+			return w.doom(Reason{ReasonGPURuntime, "GPU runtime missing: " + result.GPU}), false
+		}
+	}
+	return next{}, true
 }
 
 // fetch returns the image, pulling it where the engine does not have it. Without ok, what to do next.

@@ -96,7 +96,7 @@ func (w *worker) loop(ctx context.Context) {
 
 // retry is a wait that grows with each failure in a row.
 func (w *worker) retry(act string, err error) next {
-	if errors.Is(err, errChanged) || errors.Is(err, context.Canceled) {
+	if errors.Is(err, errChanged) {
 		return next{}
 	}
 	w.failures++
