@@ -148,7 +148,9 @@ func TestRunTriesUntilTheGatewayIsBack(t *testing.T) {
 	g := newGateway(t)
 	g.link.Store(503)
 	l, cancel, wait := start(t, g.options())
-	streamtest.Eventually(t, "several tries", func() bool { return g.dials.Load() > 5 })
+	streamtest.Eventually(t, "several tries", func() bool { return g.dials.Load() > 3 })
+	g.link.Store(401) // it has forgotten its challenges
+	streamtest.Eventually(t, "several more", func() bool { return g.dials.Load() > 6 })
 	if s := l.State(); s.Failures < 3 || s.LastError == nil {
 		t.Errorf("%+v", s)
 	}

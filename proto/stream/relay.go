@@ -29,7 +29,9 @@ const (
 	smallBuffer = 512
 )
 
-// ErrStalled ends a relay of which one side took no byte for the time set.
+// ErrStalled ends a relay of which one side took no byte for the time set, as
+// far as its kernel tells ours: a receiver reports room once a sixteenth of its
+// buffer is free.
 var ErrStalled = errors.New("stream: peer reads nothing")
 
 // RelayOptions are the settings of one Relay; the zero value is good.

@@ -186,6 +186,13 @@ func TestRelayKeepsAPeerThatReadsSlowly(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			a, b := tcpPair(t), kind(t)
+			// A receiver says nothing before a part of its buffer is free, so
+			// a big one hides that it reads.
+			if c, ok := bottom(b.far).(*net.TCPConn); ok {
+				if err := c.SetReadBuffer(64 << 10); err != nil {
+					t.Fatal(err)
+				}
+			}
 			done := startRelay(ctx, a.far, b.near, RelayOptions{WriteStall: limit})
 			flooded := flood(a.near)
 			tick := time.NewTicker(limit / 10)

@@ -192,8 +192,8 @@ func (r *rig) agentTo(gateway string, session int64, on func(context.Context, st
 		GatewayURL: gateway,
 		TLS:        r.client,
 		Proxy:      noProxy,
-		Header: func() http.Header {
-			return http.Header{"Host-Id": {hostID}, "Session": {strconv.FormatInt(session, 10)}}
+		Header: func(context.Context, string) (http.Header, error) {
+			return http.Header{"Host-Id": {hostID}, "Session": {strconv.FormatInt(session, 10)}}, nil
 		},
 		OnStream:   on,
 		MinBackoff: 10 * time.Millisecond,
