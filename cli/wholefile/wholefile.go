@@ -1,0 +1,137 @@
+// Package wholefile replaces files so that a reader, or a crash, sees the old content or the new one, whole.
+package wholefile
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// maxLinks is how many symbolic links in a row are followed; the same bound as the Linux kernel's (path_resolution(7)).
+const maxLinks = 40
+
+// ErrSymlink says that a file which must not be a symbolic link is one.
+var ErrSymlink = errors.New("is a symbolic link")
+
+// ErrReadOnly says that a file is marked as not to be written.
+var ErrReadOnly = errors.New("is read-only")
+
+// WriteSecret writes a file of mode 0600, whatever the umask. It refuses a path that is a symbolic link, so that a
+// secret never lands where somebody else pointed.
+func WriteSecret(path string, content []byte) error {
+	info, err := os.Lstat(path)
+	if err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		return fmt.Errorf("%s %w: remove it first", path, ErrSymlink)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return replace(path, content, 0o600)
+}
+
+// Write replaces a file of mode 0600. Where the content is there already nothing is written; it reports whether it was.
+func Write(path string, content []byte) (changed bool, err error) {
+	old, err := os.ReadFile(path)
+	if err == nil && bytes.Equal(old, content) {
+		return false, nil
+	}
+	return true, replace(path, content, 0o600)
+}
+
+// Edit replaces what a file holds by what change makes of it, which gets nil for a file that does not exist. Symbolic
+// links stay links: the file that they lead to is replaced. The mode is kept, 0600 for a new file. A file without the
+// owner's write bit is refused with ErrReadOnly, also for root. It reports whether anything was written.
+func Edit(path string, change func(old []byte) ([]byte, error)) (changed bool, err error) {
+	target, err := Resolve(path)
+	if err != nil {
+		return false, err
+	}
+	mode := fs.FileMode(0o600)
+	before, err := os.Stat(target)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return false, err
+	case !before.Mode().IsRegular():
+		return false, fmt.Errorf("%s is not a regular file", target)
+	default:
+		mode = before.Mode().Perm()
+	}
+	var old []byte
+	if before != nil {
+		if old, err = os.ReadFile(target); err != nil {
+			return false, err
+		}
+	}
+	content, err := change(old)
+	if err != nil || (before != nil && bytes.Equal(old, content)) || (before == nil && len(content) == 0) {
+		return false, err
+	}
+	if before != nil && mode&0o200 == 0 {
+		return false, fmt.Errorf("%s %w", target, ErrReadOnly)
+	}
+	if now, err := os.ReadFile(target); before != nil && (err != nil || !bytes.Equal(now, old)) {
+		return false, fmt.Errorf("%s was changed by another program in between; try again", target)
+	}
+	return true, replace(target, content, mode)
+}
+
+// Resolve follows symbolic links at path to the file that they lead to, which need not exist.
+func Resolve(path string) (string, error) {
+	for range maxLinks {
+		info, err := os.Lstat(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return path, nil
+		}
+		if err != nil {
+			return "", err
+		}
+		if info.Mode()&fs.ModeSymlink == 0 {
+			return path, nil
+		}
+		to, err := os.Readlink(path)
+		if err != nil {
+			return "", err
+		}
+		if !filepath.IsAbs(to) {
+			to = filepath.Join(filepath.Dir(path), to)
+		}
+		path = to
+	}
+	return "", fmt.Errorf("%s: more than %d symbolic links in a row", path, maxLinks)
+}
+
+// replace writes a new file beside path and renames it over path.
+func replace(path string, content []byte, mode fs.FileMode) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".new-*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	temp := f.Name()
+	if err := fill(f, content, mode); err != nil {
+		_ = os.Remove(temp)
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	if err := os.Rename(temp, path); err != nil {
+		_ = os.Remove(temp)
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func fill(f *os.File, content []byte, mode fs.FileMode) error {
+	_, err := f.Write(content)
+	if err == nil {
+		err = f.Chmod(mode)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}
