@@ -20,6 +20,8 @@ const headerTicket = "Carrel-Ticket"
 type userDoor struct {
 	users interface {
 		User(ctx context.Context, id fleet.UserID) (fleet.User, error)
+		// Tokens returns a user's tokens that are not revoked.
+		Tokens(ctx context.Context, user fleet.UserID) ([]fleet.Token, error)
 	}
 	workspaces interface {
 		Workspace(ctx context.Context, id fleet.WorkspaceID) (fleet.Workspace, error)
@@ -36,18 +38,18 @@ func (d *userDoor) register(mux *http.ServeMux) {
 
 func (d *userDoor) attach(w http.ResponseWriter, r *http.Request) {
 	if !stream.IsUpgrade(r) {
-		refuse(w, fleet.Errorf(fleet.KindInvalid, "this address takes `Upgrade: %s` over HTTP/1.1 only; a proxy on the way may have dropped it", stream.Protocol))
+		refuse(w, d.log, fleet.Errorf(fleet.KindInvalid, "this address takes `Upgrade: %s` over HTTP/1.1 only; a proxy on the way may have dropped it", stream.Protocol))
 		return
 	}
 	grant, err := d.admit(r.Context(), r.Header.Get(headerTicket))
 	if err != nil {
-		refuse(w, err)
+		refuse(w, d.log, err)
 		return
 	}
 	// The host's side first, so that a failure is still an HTTP answer.
 	hostSide, err := d.tunnel.Open(r.Context(), string(grant.Host), stream.Hello{Workspace: string(grant.Run.Workspace), Epoch: grant.Run.Epoch, Kind: grant.Kind})
 	if err != nil {
-		refuse(w, fleet.Wrap(err, fleet.KindUnavailable, "the workspace's host does not open a stream now; try again"))
+		refuse(w, d.log, fleet.Wrap(err, fleet.KindUnavailable, "the workspace's host does not open a stream now; try again"))
 		return
 	}
 	userSide, err := stream.Accept(w, r)
@@ -62,21 +64,22 @@ func (d *userDoor) attach(w http.ResponseWriter, r *http.Request) {
 	})
 	if err != nil {
 		d.log.Debug("stream refused", "workspace", grant.Run.Workspace, "cause", err)
+		return
+	}
+	// Asked again: a revocation before the stream was in the live set would have found nothing to cut.
+	if err := d.holds(r.Context(), grant); err != nil {
+		d.tunnel.CloseToken(grant.Token, err)
 	}
 }
 
-// admit takes the ticket; user and workspace are asked again, since a ticket lives for a while.
+// admit takes the ticket; sign-in and workspace are asked again, since a ticket lives for a while.
 func (d *userDoor) admit(ctx context.Context, ticket string) (rpc.StreamGrant, error) {
 	grant, err := d.tickets.Use(ticket, d.now())
 	if err != nil {
 		return grant, err
 	}
-	user, err := d.users.User(ctx, grant.User)
-	if err != nil {
+	if err := d.holds(ctx, grant); err != nil {
 		return grant, err
-	}
-	if user.Disabled {
-		return grant, fleet.Errorf(fleet.KindUnauthenticated, "the account %s is disabled; ask an admin", user.Name)
 	}
 	w, err := d.workspaces.Workspace(ctx, grant.Run.Workspace)
 	if err != nil {
@@ -86,4 +89,26 @@ func (d *userDoor) admit(ctx context.Context, ticket string) (rpc.StreamGrant, e
 		return grant, fleet.Errorf(fleet.KindConflict, "%s is %s now; try again when it runs", w.Name, w.State)
 	}
 	return grant, nil
+}
+
+// holds reports whether the grant's account and sign-in are still good. KindUnauthenticated.
+func (d *userDoor) holds(ctx context.Context, grant rpc.StreamGrant) error {
+	user, err := d.users.User(ctx, grant.User)
+	if err != nil {
+		return err
+	}
+	if user.Disabled || !user.DeletedAt.IsZero() {
+		return fleet.Errorf(fleet.KindUnauthenticated, "the account %s is disabled; ask an admin", user.Name)
+	}
+	tokens, err := d.users.Tokens(ctx, grant.User)
+	if err != nil {
+		return err
+	}
+	now := d.now()
+	for _, t := range tokens {
+		if t.ID == grant.Token && (t.ExpiresAt.IsZero() || now.Before(t.ExpiresAt)) {
+			return nil
+		}
+	}
+	return fleet.Errorf(fleet.KindUnauthenticated, "this sign-in was revoked or has expired; run `carrel login`")
 }

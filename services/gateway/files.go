@@ -53,15 +53,15 @@ func (f *files) serveCLI(w http.ResponseWriter, r *http.Request) {
 
 // offered lists the binaries that are there.
 func (f *files) offered() string {
-	entries, err := os.ReadDir(f.dir)
-	if err != nil || len(entries) == 0 {
-		return "run `make dist` and put its CLI binaries into " + f.dir
-	}
+	entries, _ := os.ReadDir(f.dir) // a missing directory has no entries
 	var names []string
 	for _, e := range entries {
 		if cliName.MatchString(e.Name()) {
 			names = append(names, e.Name())
 		}
+	}
+	if len(names) == 0 {
+		return "it has none yet: its admin runs `make dist` and puts the CLI binaries beside carreld, or sets cli_dir"
 	}
 	return "it has " + strings.Join(names, ", ")
 }

@@ -194,7 +194,8 @@ func (g *Gateway) CAPEM() []byte {
 
 // Run serves until ctx ends, then stops in order: refuse new calls, end streams, let calls finish within the grace, stop the loops.
 func (g *Gateway) Run(ctx context.Context) error {
-	loops, stopLoops := context.WithCancel(context.WithoutCancel(ctx))
+	loops, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stopLoops := func() { cancel(errStopping) } // long streams end with it, and their clients see it
 	defer stopLoops()
 	server := newServer(&g.cfg, g.routes(), g.log)
 	server.BaseContext = func(net.Listener) context.Context { return loops }
@@ -223,7 +224,10 @@ func (g *Gateway) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// stop ends what clients hold open. Calls of long streams end with the loops' context after half of the grace.
+// errStopping is what clients see of calls that the end of the gateway cuts.
+var errStopping = fleet.Errorf(fleet.KindUnavailable, "the gateway is stopping; try again")
+
+// stop ends what clients hold open. Calls of long streams end with the loops' context after a tenth of the grace.
 func (g *Gateway) stop(server *http.Server, stopLoops func()) error {
 	ctx, cancel := context.WithTimeout(context.Background(), g.cfg.ShutdownGrace)
 	defer cancel()
@@ -236,5 +240,8 @@ func (g *Gateway) stop(server *http.Server, stopLoops func()) error {
 	return tunnelErr
 }
 
-// Close releases the database. Call it after Run has returned.
-func (g *Gateway) Close() error { return g.db.Close() }
+// Close releases port and database. Call it after Run has returned, or instead of Run.
+func (g *Gateway) Close() error {
+	_ = g.listener.Close() // Run has closed it already
+	return g.db.Close()
+}

@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"crypto/subtle"
 	"encoding/base64"
+	"errors"
 	"log/slog"
 	"net/http"
 	"strconv"
@@ -42,8 +43,11 @@ type hostDoor struct {
 
 	mu     sync.Mutex
 	tokens map[fleet.HostID]streamToken
-	newest map[fleet.HostID]int64 // instance that was started last
+	agents map[fleet.HostID]agentLink
 }
+
+// agentLink is the agent that a host is connected by.
+type agentLink struct{ started, session int64 }
 
 // streamToken lets a host's byte-stream connections in, in its present session.
 type streamToken struct {
@@ -60,42 +64,66 @@ func (d *hostDoor) register(mux *http.ServeMux) {
 func (d *hostDoor) link(w http.ResponseWriter, r *http.Request) {
 	host, err := d.prove(r)
 	if err != nil {
-		refuse(w, err)
+		refuse(w, d.log, err)
 		return
 	}
-	if !d.newestInstance(host.ID, r.Header.Get(headerInstance)) {
-		d.log.Warn("an older agent with the identity of a host was turned away", "host", host.Name, "from", r.RemoteAddr)
-		refuse(w, fleet.Errorf(fleet.KindConflict, "another agent with the identity of host %s was started after this one; end one of the two", host.Name))
+	started, err := strconv.ParseInt(r.Header.Get(headerInstance), 10, 64)
+	if err != nil {
+		refuse(w, d.log, fleet.Errorf(fleet.KindInvalid, "the header %s must be the start time of the agent; give the agent this gateway's version", headerInstance))
+		return
+	}
+	if d.older(host.ID, started) {
+		d.refuseOlder(w, r, host)
 		return
 	}
 	session, err := d.sessions.BeginSession(r.Context(), host.ID)
 	if err != nil {
-		refuse(w, err)
+		refuse(w, d.log, err)
 		return
 	}
 	token := auth.NewCode()
-	d.mu.Lock()
-	d.tokens[host.ID] = streamToken{hash: token.Hash, session: session}
-	d.mu.Unlock()
+	if !d.enter(host.ID, started, streamToken{hash: token.Hash, session: session}) {
+		d.refuseOlder(w, r, host)
+		return
+	}
+	defer d.leave(host.ID, session)
 	w.Header().Set(headerStreamToken, token.Text)
 	d.log.Info("host connected", "host", host.Name, "session", session, "from", r.RemoteAddr)
 	err = d.tunnel.ServeLink(w, r, string(host.ID), session)
 	d.log.Info("host disconnected", "host", host.Name, "session", session, "cause", err)
 }
 
-// newestInstance reports whether no agent with the same identity was started later, and remembers this one.
-func (d *hostDoor) newestInstance(host fleet.HostID, text string) bool {
-	started, err := strconv.ParseInt(text, 10, 64)
-	if err != nil {
-		return false
-	}
+func (d *hostDoor) refuseOlder(w http.ResponseWriter, r *http.Request, host fleet.Host) {
+	d.log.Warn("an older agent with the identity of a host was turned away", "host", host.Name, "from", r.RemoteAddr)
+	refuse(w, d.log, fleet.Errorf(fleet.KindConflict, "another agent with the identity of host %s was started after this one; end one of the two", host.Name))
+}
+
+// older reports whether the host is connected by an agent that was started later. One that is not connected any more does not count: the
+// clock by which it was started may have been set back since.
+func (d *hostDoor) older(host fleet.HostID, started int64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if started < d.newest[host] {
+	return started < d.agents[host].started
+}
+
+// enter makes an agent the one that its host is connected by, unless a later one came in meanwhile.
+func (d *hostDoor) enter(host fleet.HostID, started int64, token streamToken) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if started < d.agents[host].started {
 		return false
 	}
-	d.newest[host] = started
+	d.agents[host], d.tokens[host] = agentLink{started: started, session: token.session}, token
 	return true
+}
+
+// leave forgets the agent of an ended session, unless another one has entered.
+func (d *hostDoor) leave(host fleet.HostID, session int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.agents[host].session == session {
+		delete(d.agents, host)
+	}
 }
 
 // prove checks the host's signature over a nonce that it was given before.
@@ -130,7 +158,7 @@ func (d *hostDoor) stream(w http.ResponseWriter, r *http.Request) {
 	token, ok := d.tokens[id]
 	d.mu.Unlock()
 	if !ok || subtle.ConstantTimeCompare(token.hash, auth.Hash(r.Header.Get(headerStreamToken))) != 1 {
-		refuse(w, fleet.Errorf(fleet.KindUnauthenticated, "this connection belongs to no session of the host"))
+		refuse(w, d.log, fleet.Errorf(fleet.KindUnauthenticated, "this connection belongs to no session of the host"))
 		return
 	}
 	if err := d.tunnel.ServeStream(w, r, string(id), token.session); err != nil {
@@ -152,6 +180,10 @@ var statuses = map[fleet.Kind]int{
 }
 
 // refuse answers a request that asked for an upgrade with one plain line that says what to do.
-func refuse(w http.ResponseWriter, err error) {
+func refuse(w http.ResponseWriter, log *slog.Logger, err error) {
+	var e *fleet.Error
+	if !errors.As(err, &e) || e.Kind == fleet.KindInternal || (e.Cause != nil && e.Cause.Error() != "") {
+		log.Warn("connection refused", "error", err) // the cause goes no further than this
+	}
 	http.Error(w, fleet.UserMessage(err), statuses[fleet.KindOf(err)])
 }

@@ -38,7 +38,7 @@ func (w watcher) Each(ctx context.Context, filter event.Filter, send func() erro
 func (g *Gateway) routes() http.Handler {
 	mux := http.NewServeMux()
 	g.registerAPI(mux)
-	door := &hostDoor{hosts: g.db, sessions: g.lifecycle, challenges: g.challenges, tunnel: g.tunnel, now: g.now, log: g.log, tokens: map[fleet.HostID]streamToken{}, newest: map[fleet.HostID]int64{}}
+	door := &hostDoor{hosts: g.db, sessions: g.lifecycle, challenges: g.challenges, tunnel: g.tunnel, now: g.now, log: g.log, tokens: map[fleet.HostID]streamToken{}, agents: map[fleet.HostID]agentLink{}}
 	door.register(mux)
 	users := &userDoor{users: g.db, workspaces: g.db, tickets: g.tickets, tunnel: g.tunnel, now: g.now, log: g.log}
 	users.register(mux)
@@ -110,8 +110,10 @@ func (g *Gateway) joinText(secret string) string {
 	return auth.JoinToken{Gateway: g.BaseURL(), Secret: secret, CA: g.caFingerprint()}.Encode()
 }
 
-// userChanged carries an account's change to what runs: its hosts learn of keys and identity.
+// userChanged carries an account's change to what runs: streaming calls begin anew with what the user may see now, hosts learn of keys
+// and identity.
 func (g *Gateway) userChanged(ctx context.Context, user fleet.User) {
+	g.gate.CloseUser(string(user.ID), fleet.Errorf(fleet.KindUnavailable, "the account %s was changed; try again", user.Name))
 	if err := g.lifecycle.KeysChanged(ctx, user.ID); err != nil {
 		g.log.Warn("hosts were not told of a changed user", "user", user.Name, "error", err)
 	}
@@ -138,15 +140,19 @@ func (g *Gateway) queued(ctx context.Context) (map[string]int, error) {
 	}
 }
 
-// closer cuts streams with a reason for their users.
+// closer cuts byte streams and streaming calls with a reason for their users.
 type closer struct{ g *Gateway }
 
 func (c closer) CloseToken(token, reason string) {
-	c.g.tunnel.CloseToken(token, fleet.Errorf(fleet.KindUnauthenticated, "%s", reason))
+	err := fleet.Errorf(fleet.KindUnauthenticated, "%s", reason)
+	c.g.gate.CloseToken(token, err)
+	c.g.tunnel.CloseToken(token, err)
 }
 
 func (c closer) CloseUser(user, reason string) {
-	c.g.tunnel.CloseUser(user, fleet.Errorf(fleet.KindUnauthenticated, "%s", reason))
+	err := fleet.Errorf(fleet.KindUnauthenticated, "%s", reason)
+	c.g.gate.CloseUser(user, err)
+	c.g.tunnel.CloseUser(user, err)
 }
 
 // hostOrders is what an admin can do to hosts.

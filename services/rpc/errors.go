@@ -24,10 +24,13 @@ var codes = map[fleet.Kind]connect.Code{
 
 // wireError turns an error into what a client may see: kind and message, never a cause.
 func wireError(err error) error {
+	var ours *fleet.Error
 	var already *connect.Error
 	switch {
 	case err == nil:
 		return nil
+	case errors.As(err, &ours): // first, since its cause may be a host's own Connect error
+		return connect.NewError(codes[ours.Kind], errors.New(ours.Message))
 	case errors.As(err, &already):
 		return already
 	case errors.Is(err, context.Canceled):

@@ -19,13 +19,19 @@ import (
 type Sessions interface {
 	// TokenByHash returns a token that holds, and its user. KindUnauthenticated with a sentence.
 	TokenByHash(ctx context.Context, hash []byte, now time.Time) (fleet.Token, fleet.User, error)
+	// TouchToken notes when a token was used.
+	TouchToken(ctx context.Context, id string, now time.Time) error
 }
+
+// touchEvery is how exact the last use of a token is: each note is a write.
+const touchEvery = time.Minute
 
 // Gate lets a call in: it finds the actor, asks the policy of the resolved procedure, maps errors and contains panics.
 type Gate struct {
 	sessions Sessions
 	now      func() time.Time
 	log      *slog.Logger
+	calls    openCalls
 }
 
 // NewGate returns the interceptor that stands before every handler.
@@ -62,7 +68,19 @@ func (g *Gate) admit(ctx context.Context, procedure, header string) (context.Con
 	if err != nil {
 		return nil, err
 	}
+	g.touch(ctx, actor.Token)
 	return auth.WithActor(ctx, *actor), nil
+}
+
+// touch notes a token's use. A failure is the store's trouble, not the caller's.
+func (g *Gate) touch(ctx context.Context, token fleet.Token) {
+	now := g.now()
+	if now.Sub(token.LastUsedAt) < touchEvery {
+		return
+	}
+	if err := g.sessions.TouchToken(ctx, token.ID, now); err != nil {
+		g.log.WarnContext(ctx, "last use of a token not noted", "token", token.ID, "error", err)
+	}
 }
 
 // WrapUnary implements connect.Interceptor.
@@ -70,11 +88,11 @@ func (g *Gate) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (res connect.AnyResponse, err error) {
 		procedure := req.Spec().Procedure
 		defer func() { err = g.finish(ctx, procedure, err, recover()) }()
-		ctx, err = g.admit(ctx, procedure, req.Header().Get("Authorization"))
+		admitted, err := g.admit(ctx, procedure, req.Header().Get("Authorization"))
 		if err != nil {
 			return nil, err
 		}
-		return next(ctx, req)
+		return next(admitted, req)
 	}
 }
 
@@ -86,13 +104,22 @@ func (g *Gate) WrapStreamingClient(next connect.StreamingClientFunc) connect.Str
 // WrapStreamingHandler implements connect.Interceptor.
 func (g *Gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) (err error) {
-		procedure := conn.Spec().Procedure
+		procedure, header := conn.Spec().Procedure, conn.RequestHeader().Get("Authorization")
 		defer func() { err = g.finish(ctx, procedure, err, recover()) }()
-		ctx, err = g.admit(ctx, procedure, conn.RequestHeader().Get("Authorization"))
+		admitted, err := g.admit(ctx, procedure, header)
 		if err != nil {
 			return err
 		}
-		return next(ctx, conn)
+		if actor, ok := auth.ActorFrom(admitted); ok {
+			var release func()
+			ctx, release = g.calls.hold(admitted, actor)
+			defer release()
+			// Asked again: a revocation between the first answer and the hold would find nothing to cut.
+			if admitted, err = g.admit(ctx, procedure, header); err != nil {
+				return err
+			}
+		}
+		return next(admitted, conn)
 	}
 }
 
@@ -105,8 +132,19 @@ func (g *Gate) finish(ctx context.Context, procedure string, err error, panicked
 	if err == nil {
 		return nil
 	}
-	if fleet.KindOf(err) == fleet.KindInternal && !errors.Is(err, context.Canceled) && connect.CodeOf(err) == connect.CodeUnknown {
+	var ended, ours *fleet.Error
+	if ctx.Err() != nil && errors.As(context.Cause(ctx), &ended) {
+		return wireError(ended) // cut by us, with the reason
+	}
+	switch {
+	case !errors.As(err, &ours):
+		if !errors.Is(err, context.Canceled) && connect.CodeOf(err) == connect.CodeUnknown {
+			g.log.ErrorContext(ctx, "call failed", "procedure", procedure, "error", err)
+		}
+	case ours.Kind == fleet.KindInternal:
 		g.log.ErrorContext(ctx, "call failed", "procedure", procedure, "error", err)
+	case ours.Cause != nil && ours.Cause.Error() != "" && ctx.Err() == nil:
+		g.log.WarnContext(ctx, "call failed", "procedure", procedure, "error", err) // the cause goes no further than this
 	}
 	return wireError(err)
 }
