@@ -19,7 +19,7 @@ const (
 	ReasonRemovedOutside  = "removed_outside"
 	ReasonHostRebooted    = "host_rebooted"
 	ReasonStopped         = "stopped"
-	ReasonFenced          = "host_lost"
+	ReasonCannotStart     = "cannot_start"
 )
 
 // sigkilled is the exit status of a first process that was killed with signal 9. Nothing inside a container can send that to its

@@ -83,16 +83,11 @@ func (l *Lifecycle) plan(ctx context.Context) (again bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	l.mu.Lock()
-	if snapshot.Reservations == nil {
-		snapshot.Reservations = l.reservations
-	}
-	l.mu.Unlock()
 	l.nameSilence(snapshot)
 	now := l.now()
 	plan := scheduler.Plan(snapshot, l.set.Scheduler, now)
 	var done fleet.Committed
-	if len(plan.Placements) > 0 || len(plan.Refusals) > 0 {
+	if len(plan.Placements)+len(plan.Reservations)+len(snapshot.Reservations) > 0 {
 		if done, err = l.store.Commit(ctx, plan, now); err != nil {
 			return false, err
 		}
@@ -104,20 +99,32 @@ func (l *Lifecycle) plan(ctx context.Context) (again bool, err error) {
 	for _, p := range done.Placed {
 		l.log.Info("workspace placed", "workspace", p.Run.Workspace, "epoch", p.Run.Epoch, "host", p.Host, "devices", p.Devices)
 	}
-	for _, r := range plan.Refusals {
-		l.log.Info("workspace cannot start", "workspace", r.Run.Workspace, "epoch", r.Run.Epoch, "reason", r.Err)
-	}
-	if len(done.Placed)+len(plan.Refusals) > 0 {
+	if len(done.Placed) > 0 {
 		l.events.DevicesChanged()
 	}
-	return len(done.Dropped) > 0, nil
+	return len(done.Dropped) > 0, l.refuse(ctx, plan.Refusals)
+}
+
+// refuse takes runs out of the queue that can never start as things are.
+func (l *Lifecycle) refuse(ctx context.Context, refusals []fleet.Refusal) error {
+	for _, r := range refusals {
+		l.log.Info("workspace cannot start", "workspace", r.Run.Workspace, "epoch", r.Run.Epoch, "reason", r.Err)
+		order := fleet.StopOrder{
+			Workspace: r.Run.Workspace, Goal: fleet.GoalStopped,
+			Reason: fleet.Reason{Code: ReasonCannotStart, Message: "it cannot start as things are: " + fleet.UserMessage(r.Err)},
+		}
+		if _, err := l.end(ctx, order); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // nameSilence says since when the hosts do not answer that do not.
 func (l *Lifecycle) nameSilence(s fleet.Snapshot) {
 	for i := range s.Hosts {
 		h := &s.Hosts[i]
-		if h.Usable {
+		if h.Usable || h.Why == "fenced" {
 			continue
 		}
 		if since := l.UnreachableSince(h.ID); !since.IsZero() {

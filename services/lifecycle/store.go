@@ -26,7 +26,8 @@ type Store interface {
 	ChangeSpec(ctx context.Context, change fleet.SpecChange, now time.Time) (fleet.Workspace, error)
 	// Snapshot returns what the scheduler decides on. connected says which hosts answer now.
 	Snapshot(ctx context.Context, connected func(fleet.HostID) bool) (fleet.Snapshot, error)
-	// Commit carries out a plan in one transaction that checks each placement again (devices free, limits, volume writer, CPU and memory).
+	// Commit carries out a plan's placements and reservations in one transaction that checks each placement again (devices free, limits,
+	// volume writer, CPU and memory). Refusals are not its affair; they are stop orders.
 	Commit(ctx context.Context, plan fleet.Plan, now time.Time) (fleet.Committed, error)
 	// Observe records a batch from a host; decide says what each run record makes of its workspace. Records of a session older than the
 	// host's, or at or below its AfterSeq, are ignored (Stale).
@@ -37,7 +38,7 @@ type Store interface {
 	BeginSession(ctx context.Context, host fleet.HostID, now time.Time) (session int64, afterSeq int64, journalID string, err error)
 	// Seen notes that a host answered, at most once per host and interval that the caller chooses.
 	Seen(ctx context.Context, host fleet.HostID, now time.Time) error
-	// EndUnreachable ends the leases of a fenced host. Returns how many.
+	// Fence declares a host lost and ends its leases. Returns how many.
 	Fence(ctx context.Context, host fleet.HostID, reason string, now time.Time) (int, fleet.Changes, error)
 	// RecordSamples adds measurements to the activity of the leases that hold the devices.
 	RecordSamples(ctx context.Context, host fleet.HostID, samples []fleet.Sample, interval time.Duration, now time.Time) error

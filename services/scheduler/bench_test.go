@@ -15,7 +15,7 @@ func largeSnapshot(hosts, waiting int) fleet.Snapshot {
 	models := []string{"4090", "A100-80GB", "H100", "L40S"}
 	for i := range hosts {
 		h := fleet.HostView{
-			ID: fleet.HostID(fmt.Sprintf("h%04d", i)), Name: fmt.Sprintf("gpu%04d", i), Pool: "default", Usable: true, CPUMillis: 130000, MemoryMiB: 1060000,
+			ID: fleet.HostID(fmt.Sprintf("h%04d", i)), Name: fmt.Sprintf("gpu%04d", i), Pool: "default", Usable: true, CPUMillis: 128000, MemoryMiB: 1040000,
 			CPUOnlyReserve: 2000, MemOnlyReserve: 20000, FreeCPUMillis: 128000, FreeMemoryMiB: 1040000, FreeCPUOnly: 2000, FreeMemoryOnly: 20000, LeasableDevices: 8,
 			CUDAVersion: "12.8", DriverVersion: "570.86.15", GPUSource: "nvml",
 		}

@@ -145,10 +145,7 @@ func (s *state) withRoom(r *fleet.Request, sh *shape, hosts []*host) error {
 		if h.everHolds(s.sizes(r, h), r.Spec.GPU.Count) {
 			return nil
 		}
-		all := room{h.view.CPUMillis - h.view.CPUOnlyReserve, h.view.MemoryMiB - h.view.MemOnlyReserve}
-		if r.Spec.GPU.Count == 0 {
-			all = h.cpuOnlyTotal()
-		}
+		all := h.total(r.Spec.GPU.Count)
 		if all.cpu > most.cpu || cpuOn == "" {
 			most.cpu, cpuOn = all.cpu, h.view.Name
 		}

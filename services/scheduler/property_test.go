@@ -23,7 +23,7 @@ func drawSnapshot(t *rapid.T) fleet.Snapshot {
 	for i := range rapid.IntRange(0, 6).Draw(t, "hosts") {
 		h := fleet.HostView{
 			ID: fleet.HostID(fmt.Sprintf("h%d", i)), Name: fmt.Sprintf("host%d", i), Pool: rapid.SampledFrom([]string{"default", "big"}).Draw(t, "pool"),
-			Usable: rapid.IntRange(0, 4).Draw(t, "usable") > 0, Why: "does not answer", CPUMillis: 18000, MemoryMiB: 70000,
+			Usable: rapid.IntRange(0, 4).Draw(t, "usable") > 0, Why: "does not answer", CPUMillis: 16000, MemoryMiB: 64000,
 			CPUOnlyReserve: 2000, MemOnlyReserve: 6000, CUDAVersion: rapid.SampledFrom([]string{"12.4", "12.8"}).Draw(t, "cuda"), DriverVersion: "550.54.14", GPUSource: "nvml",
 		}
 		n := rapid.IntRange(0, 8).Draw(t, "devices")
@@ -35,7 +35,7 @@ func drawSnapshot(t *rapid.T) fleet.Snapshot {
 		h.FreeCPUMillis, h.FreeMemoryMiB = 16000, 64000
 		h.FreeCPUOnly, h.FreeMemoryOnly = rapid.Int64Range(0, 2000).Draw(t, "cpuonly"), 6000
 		if n == 0 { // then all of it is for runs without devices
-			h.CPUOnlyReserve, h.MemOnlyReserve, h.FreeCPUOnly, h.FreeMemoryOnly, h.FreeCPUMillis, h.FreeMemoryMiB = 0, 0, 18000, 70000, 18000, 70000
+			h.CPUOnlyReserve, h.MemOnlyReserve, h.FreeCPUOnly, h.FreeMemoryOnly = 16000, 64000, 16000, 64000
 		}
 		model := rapid.SampledFrom(models).Draw(t, "model")
 		for d := range n {
@@ -98,7 +98,7 @@ func after(s fleet.Snapshot, plan fleet.Plan) fleet.Snapshot {
 			if h.ID != p.Host {
 				continue
 			}
-			if len(p.Devices) > 0 || len(h.Devices) == 0 {
+			if len(p.Devices) > 0 {
 				h.FreeCPUMillis -= p.CPUMillis
 				h.FreeMemoryMiB -= p.MemoryMiB
 			}
@@ -224,10 +224,7 @@ func checkConserving(t *rapid.T, next fleet.Snapshot, plan fleet.Plan) {
 			cpu, memory, freeCPU, freeMemory := r.Spec.CPUMillis, int64(0), h.FreeCPUMillis, h.FreeMemoryMiB
 			count := int64(r.Spec.GPU.Count)
 			if count == 0 {
-				if len(h.Devices) > 0 {
-					freeCPU, freeMemory = h.FreeCPUOnly, h.FreeMemoryOnly
-				}
-				memory = min(4096, map[bool]int64{true: 70000, false: 6000}[len(h.Devices) == 0])
+				freeCPU, freeMemory, memory = h.FreeCPUOnly, h.FreeMemoryOnly, 4096
 				if cpu == 0 {
 					cpu = 2000
 				}

@@ -135,10 +135,7 @@ func (p *pass) slotFree(r *fleet.Request, s slot) bool {
 
 // everHolds reports whether the host's CPU and memory would do if it were empty.
 func (h *host) everHolds(want sizes, count int) bool {
-	all := room{h.view.CPUMillis - h.view.CPUOnlyReserve, h.view.MemoryMiB - h.view.MemOnlyReserve}
-	if count == 0 {
-		all = h.cpuOnlyTotal()
-	}
+	all := h.total(count)
 	return want.cpu <= all.cpu && want.memory <= all.memory
 }
 

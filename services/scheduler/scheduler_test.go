@@ -13,7 +13,7 @@ import (
 // oneHost is a usable host with n free 4090s, 2 cores and 8 GiB for each, and a reserve for runs without devices.
 func oneHost(name string, n int) fleet.HostView {
 	h := fleet.HostView{
-		ID: fleet.HostID("id-" + name), Name: name, Pool: "default", Usable: true, CPUMillis: int64(n)*2000 + 2000, MemoryMiB: int64(n)*8192 + 4096,
+		ID: fleet.HostID("id-" + name), Name: name, Pool: "default", Usable: true, CPUMillis: int64(n) * 2000, MemoryMiB: int64(n) * 8192,
 		FreeCPUMillis: int64(n) * 2000, FreeMemoryMiB: int64(n) * 8192, CPUOnlyReserve: 2000, MemOnlyReserve: 4096, FreeCPUOnly: 2000, FreeMemoryOnly: 4096,
 		LeasableDevices: n, CUDAVersion: "12.4", DriverVersion: "550.54.14", GPUSource: "nvml",
 	}
@@ -135,7 +135,7 @@ func TestReasons(t *testing.T) {
 			"your home is on h1: all 4 GPUs of host h1 are in use: ana/w1 (2), bo/w2 (2)"},
 		{"image on one host", []fleet.HostView{full, oneHost("h3", 4)}, ask("n", 1, func(r *fleet.Request) { r.Spec.ImageHost = full.ID }), 2,
 			"image torch exists only on h1: all 4 GPUs of host h1 are in use: ana/w1 (2), bo/w2 (2)"},
-		{"CONT-15 busy volume", []fleet.HostView{half}, ask("n", 0, func(r *fleet.Request) { r.BusyVolume = "w1" }), 3, "a volume of it is in use by w1; it starts when that has stopped"},
+		{"CONT-15 busy volume", []fleet.HostView{half}, ask("n", 0, func(r *fleet.Request) { r.BusyVolume = "data (in use by w1)" }), 3, "it waits for volume data (in use by w1)"},
 		{"restart on a host that is away", []fleet.HostView{full, away}, kept, 2, "it restarts with its GPUs on h2: host h2 does not answer since 10:00:00"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -281,6 +281,21 @@ func TestSCHED_17_UnhealthyDevicesAreNotGivenOut(t *testing.T) {
 	}
 	if w := waitOf(t, p, "n"); !strings.Contains(w.Why, "no host that answers has more than 0") || !strings.Contains(w.Why, "Xid 79") {
 		t.Errorf("why %s", w.Why)
+	}
+}
+
+// A share stays the same while a device is away for a time, and grows when one is gone for good.
+func TestSharesCountDevicesThatComeBack(t *testing.T) {
+	h := oneHost("h1", 4)
+	h.Devices[3].Leasable, h.Devices[3].Free, h.Devices[3].Why = false, false, "foreign: used by pid 7"
+	s := fleet.Snapshot{Hosts: []fleet.HostView{h}, Waiting: []fleet.Request{ask("n", 1)}}
+	if got := placementOf(t, Plan(s, Settings{}, epoch), "n").CPUMillis; got != 2000 {
+		t.Errorf("beside a foreign device the share is %d", got)
+	}
+	gone := fleet.Device{Kind: fleet.KindGPU, Health: fleet.HealthOK}
+	_, h.Devices[3].Why = gone.Leasable()
+	if got := placementOf(t, Plan(s, Settings{}, epoch), "n").CPUMillis; got != 8000/3 {
+		t.Errorf("beside a lost device (%s) the share is %d", h.Devices[3].Why, got)
 	}
 }
 

@@ -20,10 +20,10 @@ func (s *state) sizes(r *fleet.Request, h *host) sizes {
 	out := sizes{cpu: r.Spec.CPUMillis, memory: r.Spec.MemoryMiB, shm: r.Spec.ShmMiB, pids: r.Spec.PidsLimit}
 	count := int64(r.Spec.GPU.Count)
 	if out.cpu == 0 {
-		out.cpu = s.defaultSize(count, h, h.view.CPUMillis-h.view.CPUOnlyReserve, s.set.CPUOnlyMillis, h.cpuOnlyTotal().cpu)
+		out.cpu = s.defaultSize(count, h, h.view.CPUMillis, s.set.CPUOnlyMillis, h.view.CPUOnlyReserve)
 	}
 	if out.memory == 0 {
-		out.memory = s.defaultSize(count, h, h.view.MemoryMiB-h.view.MemOnlyReserve, s.set.CPUOnlyMemoryMiB, h.cpuOnlyTotal().memory)
+		out.memory = s.defaultSize(count, h, h.view.MemoryMiB, s.set.CPUOnlyMemoryMiB, h.view.MemOnlyReserve)
 	}
 	if out.shm == 0 {
 		out.shm = out.memory / 2
@@ -40,19 +40,15 @@ func (s *state) defaultSize(count int64, h *host, offered, cpuOnly, cpuOnlyTotal
 	if count == 0 {
 		return max(1, min(cpuOnly, cpuOnlyTotal))
 	}
-	devices := h.devices()
-	if devices == 0 {
-		return max(1, offered)
-	}
-	return max(1, offered/devices*count)
+	return max(1, offered/max(1, h.shares)*count)
 }
 
-// cpuOnlyTotal is what the host offers to runs without devices: its reserve for them, or everything when it has no devices.
-func (h *host) cpuOnlyTotal() room {
-	if len(h.view.Devices) == 0 {
-		return room{h.view.CPUMillis, h.view.MemoryMiB}
+// total is what the host offers to runs with devices, or to runs without, if nobody were on it.
+func (h *host) total(count int) room {
+	if count == 0 {
+		return room{h.view.CPUOnlyReserve, h.view.MemOnlyReserve}
 	}
-	return room{h.view.CPUOnlyReserve, h.view.MemOnlyReserve}
+	return room{h.view.CPUMillis, h.view.MemoryMiB}
 }
 
 // left is the CPU and memory that a run may still take. A reservation's part is not offered to others.
@@ -60,9 +56,6 @@ func (h *host) left(count int) room {
 	out := h.free
 	if count == 0 {
 		out = h.cpuOnly
-		if len(h.view.Devices) == 0 {
-			out = room{max(h.free.cpu, h.cpuOnly.cpu), max(h.free.memory, h.cpuOnly.memory)}
-		}
 	}
 	if h.claim != nil && (h.claim.count == 0) == (count == 0) {
 		out.cpu -= h.claim.want.cpu
@@ -85,14 +78,12 @@ func (h *host) short(want sizes, count int) string {
 
 // use takes CPU and memory.
 func (h *host) use(want sizes, count int) {
-	if count > 0 || len(h.view.Devices) == 0 {
-		h.free.cpu -= want.cpu
-		h.free.memory -= want.memory
-	}
+	from := &h.free
 	if count == 0 {
-		h.cpuOnly.cpu -= want.cpu
-		h.cpuOnly.memory -= want.memory
+		from = &h.cpuOnly
 	}
+	from.cpu -= want.cpu
+	from.memory -= want.memory
 }
 
 // origins says where the sizes came from that the workspace did not name. The maps are shared and only read.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math/bits"
 	"slices"
+	"strings"
 
 	"github.com/carrel-dev/carrel/services/fleet"
 )
@@ -40,7 +41,8 @@ type model struct {
 type host struct {
 	view    *fleet.HostView
 	pool    *pool
-	place   int // in pool.hosts
+	place   int   // in pool.hosts
+	shares  int64 // devices that share its CPU and memory
 	stocks  []stock
 	free    room // for runs with devices
 	cpuOnly room // for runs without
@@ -92,7 +94,7 @@ func (s *state) addHost(v *fleet.HostView) {
 		v = &sorted
 	}
 	h := &host{view: v, pool: p, place: len(p.hosts), free: room{v.FreeCPUMillis, v.FreeMemoryMiB}, cpuOnly: room{v.FreeCPUOnly, v.FreeMemoryOnly}}
-	h.stocks = stocksOf(v)
+	h.stocks, h.shares = stocksOf(v), h.devices()
 	for _, st := range h.stocks {
 		s.free += len(st.free)
 	}
@@ -195,12 +197,19 @@ func (h *host) stock(model string) *stock {
 	return nil
 }
 
-// devices is the number that a host's CPU and memory are shared among: all but those that can never be leased.
+// lost begins the reason of a device that is no longer in its host's inventory (fleet.Device.Leasable).
+const lost = "lost:"
+
+// devices is the number that a host's CPU and memory are shared among: all of its inventory, also those that fail or that somebody else
+// uses now, since a share must still be there when they come back.
 func (h *host) devices() int64 {
-	if h.view.LeasableDevices > 0 {
-		return int64(h.view.LeasableDevices)
+	n := int64(0)
+	for i := range h.view.Devices {
+		if !strings.HasPrefix(h.view.Devices[i].Why, lost) {
+			n++
+		}
 	}
-	return int64(len(h.view.Devices))
+	return n
 }
 
 // unknown reports whether the host has not told yet what it has.

@@ -51,7 +51,7 @@ func (p *pass) explain() {
 func (p *pass) why(e *entry, held map[string]*tally) string {
 	switch {
 	case e.BusyVolume != "":
-		return "a volume of it is in use by " + e.BusyVolume + "; it starts when that has stopped"
+		return "it waits for volume " + e.BusyVolume
 	case e.KeepHost != "":
 		return p.whyKept(e.Request)
 	case e.overLimit():
@@ -315,7 +315,11 @@ func (p *pass) awayText(hosts []*host, sh *shape, count int, alone bool) string 
 }
 
 func hostAway(h *host) string {
-	return "host " + h.view.Name + " " + cmp.Or(strings.TrimPrefix(h.view.Why, "host "), "takes no new work")
+	why := cmp.Or(h.view.Why, "takes no new work")
+	if strings.HasPrefix(why, "does ") || strings.HasPrefix(why, "takes ") {
+		return "host " + h.view.Name + " " + why
+	}
+	return "host " + h.view.Name + ": " + why
 }
 
 // tally counts devices by holder.

@@ -1,0 +1,157 @@
+package lifecycle
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/carrel-dev/carrel/services/fleet"
+)
+
+var noon = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
+
+func TestDecide(t *testing.T) {
+	code := func(n int) *int { return &n }
+	w := func(s fleet.State, g fleet.Goal) fleet.Workspace {
+		out := fleet.Workspace{ID: "w1", Epoch: 3, State: s, Goal: g, Spec: fleet.Spec{GPU: fleet.GPURequest{Count: 2, Models: []string{"4090"}}}}
+		out.Pending = out.Spec
+		if s == fleet.StateStopping {
+			out.Reason = fleet.Reason{Code: ReasonStoppedByUser, Message: "stopped by ana"}
+		}
+		return out
+	}
+	restart := w(fleet.StateStopping, fleet.GoalRunning)
+	restart.Restart = true
+	resized := restart
+	resized.Pending.GPU.Count = 1
+	moved := restart
+	moved.Pending.Pool = "big"
+	run := fleet.Run{Key: fleet.RunKey{Workspace: "w1", Epoch: 3}, Host: "h1", PlacedAt: noon, Devices: []fleet.DeviceID{"a", "b"}}
+	dead := run
+	dead.GoneAt = noon
+	older := run
+	older.Key.Epoch = 2
+	seen := func(p fleet.Phase, change ...func(*fleet.ObservedRun)) fleet.ObservedRun {
+		o := fleet.ObservedRun{Key: run.Key, Phase: p}
+		if p == fleet.PhaseGone {
+			o.EndedAt = noon
+		}
+		for _, c := range change {
+			c(&o)
+		}
+		return o
+	}
+	reason := func(c string, exit *int) func(*fleet.ObservedRun) {
+		return func(o *fleet.ObservedRun) { o.Reason = fleet.Reason{Code: c, ExitCode: exit} }
+	}
+	old := func(o *fleet.ObservedRun) { o.Key.Epoch = 2 }
+	running, stopped, deleted := fleet.GoalRunning, fleet.GoalStopped, fleet.GoalDeleted
+
+	for _, c := range []struct {
+		name    string
+		w       fleet.Workspace
+		run     fleet.Run
+		o       fleet.ObservedRun
+		state   fleet.State
+		reason  string
+		effects string // of release, requeue, keep, delete
+	}{
+		{"pulls", w(fleet.StateStarting, running), run, seen(fleet.PhasePulling), fleet.StateStarting, "", ""},
+		{"pulls on", w(fleet.StatePulling, running), run, seen(fleet.PhasePulling), fleet.StatePulling, "", ""},
+		{"starts", w(fleet.StatePulling, running), run, seen(fleet.PhaseStarting), fleet.StateStarting, "", ""},
+		{"is ready", w(fleet.StateStarting, running), run, seen(fleet.PhaseReady), fleet.StateRunning, "", ""},
+		{"is ready at once", w(fleet.StatePulling, running), run, seen(fleet.PhaseReady), fleet.StateRunning, "", ""},
+		{"a running one never goes back", w(fleet.StateRunning, running), run, seen(fleet.PhaseStarting), fleet.StateRunning, "", ""},
+		{"an end that nobody asked for counts once it is gone", w(fleet.StateRunning, running), run, seen(fleet.PhaseStopping), fleet.StateRunning, "", ""},
+		{"stopping stays so when it becomes ready", w(fleet.StateStopping, stopped), run, seen(fleet.PhaseReady), fleet.StateStopping, "", ""},
+		{"stopping stays so while it pulls", w(fleet.StateStopping, stopped), run, seen(fleet.PhasePulling), fleet.StateStopping, "", ""},
+		{"stops", w(fleet.StateStopping, stopped), run, seen(fleet.PhaseGone, reason("stopped", code(143))), fleet.StateStopped, ReasonStoppedByUser, "release"},
+		{"is deleted", w(fleet.StateStopping, deleted), run, seen(fleet.PhaseGone), fleet.StateDeleted, "", "release delete"},
+		{"restarts with its devices", restart, run, seen(fleet.PhaseGone), fleet.StateQueued, "", "release requeue keep"},
+		{"restarts with fewer devices from the queue", resized, run, seen(fleet.PhaseGone), fleet.StateQueued, "", "release requeue"},
+		{"restarts in another pool from the queue", moved, run, seen(fleet.PhaseGone), fleet.StateQueued, "", "release requeue"},
+		{"started again while stopping", w(fleet.StateStopping, running), run, seen(fleet.PhaseGone), fleet.StateQueued, "", "release requeue"},
+		{"REL-02 exits by itself", w(fleet.StateRunning, running), run, seen(fleet.PhaseGone, reason("exited", code(3))), fleet.StateFailed, ReasonExited, "release"},
+		{"exits with 0 unasked", w(fleet.StateRunning, running), run, seen(fleet.PhaseGone, reason("exited", code(0))), fleet.StateFailed, ReasonExited, "release"},
+		{"gone without a word", w(fleet.StateRunning, running), run, seen(fleet.PhaseGone), fleet.StateFailed, ReasonExited, "release"},
+		{"REL-02 killed from outside", w(fleet.StateRunning, running), run, seen(fleet.PhaseGone, reason("exited", code(137))), fleet.StateStopped, ReasonKilledOutside, "release"},
+		{"out of memory", w(fleet.StateRunning, running), run, seen(fleet.PhaseGone, reason("exited", code(137)), func(o *fleet.ObservedRun) { o.OutOfMemory = true }), fleet.StateFailed, ReasonOutOfMemory, "release"},
+		{"REL-05 removed from outside", w(fleet.StateRunning, running), run, seen(fleet.PhaseGone, reason("removed_outside", nil)), fleet.StateStopped, ReasonRemovedOutside, "release"},
+		{"R-19 host rebooted", w(fleet.StateRunning, running), run, seen(fleet.PhaseGone, reason("host_rebooted", nil)), fleet.StateStopped, ReasonHostRebooted, "release"},
+		{"image missing", w(fleet.StatePulling, running), run, seen(fleet.PhaseGone, reason("image_not_found", nil)), fleet.StateFailed, "image_not_found", "release"},
+		{"refused by the host", w(fleet.StateStarting, running), run, seen(fleet.PhaseGone, reason("refused", nil)), fleet.StateFailed, "refused", "release"},
+		{"REL-19 late report of a stopped run", w(fleet.StateStopped, stopped), dead, seen(fleet.PhaseReady), fleet.StateStopped, "", ""},
+		{"ACCT-14 second end", w(fleet.StateStopped, stopped), dead, seen(fleet.PhaseGone), fleet.StateStopped, "", ""},
+		{"REL-19 report of the run before", w(fleet.StateRunning, running), older, seen(fleet.PhaseReady, old), fleet.StateRunning, "", ""},
+		{"a run before, seen gone after a fence", w(fleet.StateRunning, running), older, seen(fleet.PhaseGone, old), fleet.StateRunning, "", "release"},
+		{"report of a later epoch", w(fleet.StateRunning, running), run, seen(fleet.PhaseGone, func(o *fleet.ObservedRun) { o.Key.Epoch = 4 }), fleet.StateRunning, "", ""},
+		{"a queued run is nobody's to report", w(fleet.StateQueued, running), fleet.Run{Key: run.Key}, seen(fleet.PhaseReady), fleet.StateQueued, "", ""},
+		{"deleted stays deleted", w(fleet.StateDeleted, deleted), dead, seen(fleet.PhaseReady), fleet.StateDeleted, "", ""},
+		{"a phase that is not known", w(fleet.StateStarting, running), run, seen(""), fleet.StateStarting, "", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			step := decide(c.w, c.run, c.o)
+			if step.State != c.state || step.Reason.Code != c.reason {
+				t.Errorf("became %s (%s), want %s (%s)", step.State, step.Reason.Code, c.state, c.reason)
+			}
+			if step.State == fleet.StateFailed && c.reason == ReasonExited && step.Reason.Message == "" {
+				t.Error("failed without a sentence")
+			}
+			if got := effects(step); got != c.effects {
+				t.Errorf("effects %q, want %q", got, c.effects)
+			}
+		})
+	}
+}
+
+func effects(s fleet.Step) string {
+	var out []string
+	for _, e := range []struct {
+		is   bool
+		name string
+	}{{s.Release, "release"}, {s.Requeue, "requeue"}, {s.Keep, "keep"}, {s.Delete, "delete"}} {
+		if e.is {
+			out = append(out, e.name)
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+// Every combination: the table of lives is kept, nothing comes back to life, and only "gone" releases.
+func TestDecideKeepsTheTransitionTable(t *testing.T) {
+	phases := []fleet.Phase{fleet.PhasePulling, fleet.PhaseStarting, fleet.PhaseReady, fleet.PhaseStopping, fleet.PhaseGone, ""}
+	for _, state := range fleet.States() {
+		for _, goal := range []fleet.Goal{fleet.GoalRunning, fleet.GoalStopped, fleet.GoalDeleted} {
+			if state.Placed() && state != fleet.StateStopping && goal != fleet.GoalRunning {
+				continue // every order that takes the goal away makes it stopping
+			}
+			for _, phase := range phases {
+				for epoch := range int64(3) {
+					for _, restart := range []bool{false, true} {
+						w := fleet.Workspace{ID: "w", Epoch: 2, State: state, Goal: goal, Restart: restart}
+						run := fleet.Run{Key: fleet.RunKey{Workspace: "w", Epoch: epoch + 1}, PlacedAt: noon}
+						if state == fleet.StateQueued && run.Key.Epoch == 2 {
+							run.PlacedAt = time.Time{}
+						}
+						step := decide(w, run, fleet.ObservedRun{Key: run.Key, Phase: phase})
+						if !state.CanBecome(step.State) {
+							t.Errorf("%s, goal %s, epoch %d: %s leads to %s", state, goal, epoch+1, phase, step.State)
+						}
+						if !state.Live() && step.State != state {
+							t.Errorf("REL-19: %s came back as %s", state, step.State)
+						}
+						if run.Key.Epoch != 2 && step.State != state {
+							t.Errorf("REL-19: another epoch moved %s to %s", state, step.State)
+						}
+						if step.Release && phase != fleet.PhaseGone {
+							t.Errorf("I4: %s releases", phase)
+						}
+						if step.Requeue && goal != fleet.GoalRunning {
+							t.Errorf("goal %s requeued", goal)
+						}
+					}
+				}
+			}
+		}
+	}
+}
