@@ -1,0 +1,184 @@
+//go:build linux
+
+package rig
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+)
+
+// Engine is the Docker engine's HTTP API without any client library, so that the bare figure holds nothing of ours.
+type Engine struct {
+	http   *http.Client
+	socket string
+}
+
+// NewEngine takes the engine of DOCKER_HOST (unix:// only) or the usual socket.
+func NewEngine() (*Engine, error) {
+	socket := "/var/run/docker.sock"
+	if host := os.Getenv("DOCKER_HOST"); host != "" {
+		path, ok := strings.CutPrefix(host, "unix://")
+		if !ok {
+			return nil, fmt.Errorf("DOCKER_HOST is %s: the bench needs an engine on this machine (unix://PATH)", host)
+		}
+		socket = path
+	}
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}
+	return &Engine{http: &http.Client{Transport: &http.Transport{DialContext: dial}}, socket: socket}, nil
+}
+
+// Close drops idle connections.
+func (e *Engine) Close() { e.http.CloseIdleConnections() }
+
+type engineError struct {
+	status  int
+	message string
+}
+
+func (e *engineError) Error() string { return fmt.Sprintf("engine: %s (%d)", e.message, e.status) }
+
+func (e *Engine) call(ctx context.Context, method, path string, body, answer any) error {
+	var sent io.Reader
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			return err
+		}
+		sent = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://engine"+path, sent)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := e.http.Do(req)
+	if err != nil {
+		return fmt.Errorf("no Docker engine answers at %s (deploy/scripts/engine.sh starts one): %w", e.socket, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	content, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode >= 400 {
+		var m struct{ Message string }
+		if json.Unmarshal(content, &m) != nil {
+			m.Message = string(content)
+		}
+		return fmt.Errorf("%s %s: %w", method, path, &engineError{resp.StatusCode, m.Message})
+	}
+	if answer == nil {
+		return nil
+	}
+	return json.Unmarshal(content, answer)
+}
+
+// Version returns the engine's version.
+func (e *Engine) Version(ctx context.Context) (string, error) {
+	var v struct{ Version string }
+	err := e.call(ctx, http.MethodGet, "/version", nil, &v)
+	return v.Version, err
+}
+
+// HasImage fails with what to do where the image is not in the engine.
+func (e *Engine) HasImage(ctx context.Context, image string) error {
+	err := e.call(ctx, http.MethodGet, "/images/"+image+"/json", nil, nil)
+	if missing(err) {
+		return fmt.Errorf("image %s is not in the engine: run `make images`", image)
+	}
+	return err
+}
+
+func missing(err error) bool {
+	var e *engineError
+	return errors.As(err, &e) && e.status == http.StatusNotFound
+}
+
+// CreateStart makes and starts a container on the engine's default network (a network namespace of its own) that only
+// sleeps, and returns its id and how long both calls took together.
+func (e *Engine) CreateStart(ctx context.Context, name, image string) (string, time.Duration, error) {
+	spec := map[string]any{"Image": image, "Entrypoint": []string{"sleep"}, "Cmd": []string{"infinity"}}
+	var created struct{ ID string }
+	began := time.Now()
+	if err := e.call(ctx, http.MethodPost, "/containers/create?name="+url.QueryEscape(name), spec, &created); err != nil {
+		return "", 0, err
+	}
+	if err := e.call(ctx, http.MethodPost, "/containers/"+created.ID+"/start", nil, nil); err != nil {
+		return created.ID, 0, err
+	}
+	return created.ID, time.Since(began), nil
+}
+
+// Remove ends a container and removes it; one that is not there is fine.
+func (e *Engine) Remove(ctx context.Context, id string) error {
+	err := e.call(ctx, http.MethodDelete, "/containers/"+id+"?force=true", nil, nil)
+	if missing(err) {
+		return nil
+	}
+	return err
+}
+
+// Container is one of the engine's containers.
+type Container struct {
+	ID, Name string
+	PID      int // of its first process, in the host's numbers; 0 where it does not run
+}
+
+// Containers returns the containers whose names begin with prefix, also those that do not run.
+func (e *Engine) Containers(ctx context.Context, prefix string) ([]Container, error) {
+	var list []struct {
+		ID    string
+		Names []string
+	}
+	if err := e.call(ctx, http.MethodGet, "/containers/json?all=true", nil, &list); err != nil {
+		return nil, err
+	}
+	var found []Container
+	for _, c := range list {
+		if len(c.Names) == 0 || !strings.HasPrefix(c.Names[0], "/"+prefix) {
+			continue
+		}
+		var detail struct{ State struct{ Pid int } }
+		if err := e.call(ctx, http.MethodGet, "/containers/"+c.ID+"/json", nil, &detail); missing(err) {
+			continue
+		} else if err != nil {
+			return nil, err
+		}
+		found = append(found, Container{ID: c.ID, Name: strings.TrimPrefix(c.Names[0], "/"), PID: detail.State.Pid})
+	}
+	return found, nil
+}
+
+// Volumes returns the names of the engine's volumes.
+func (e *Engine) Volumes(ctx context.Context) ([]string, error) {
+	var list struct{ Volumes []struct{ Name string } }
+	if err := e.call(ctx, http.MethodGet, "/volumes", nil, &list); err != nil {
+		return nil, err
+	}
+	names := make([]string, len(list.Volumes))
+	for i, v := range list.Volumes {
+		names[i] = v.Name
+	}
+	return names, nil
+}
+
+// RemoveVolume removes a volume by name; one that is not there is fine.
+func (e *Engine) RemoveVolume(ctx context.Context, name string) error {
+	err := e.call(ctx, http.MethodDelete, "/volumes/"+url.PathEscape(name), nil, nil)
+	if missing(err) {
+		return nil
+	}
+	return err
+}
