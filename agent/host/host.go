@@ -372,3 +372,11 @@ func wake(c chan struct{}) {
 	default: // a wake-up is pending
 	}
 }
+
+// DeviceHeld reports whether a run of this host has a device now.
+func (h *Host) DeviceHeld(id string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	_, held := h.heldDevices[id]
+	return held
+}

@@ -96,7 +96,7 @@ func (j *Journal) Commit() error {
 	if err != nil {
 		return fmt.Errorf("write the journal: %w", err)
 	}
-	if err := writeDurably(j.path, content, 0o600); err != nil {
+	if err := WriteDurably(j.path, content, 0o600); err != nil {
 		return Wrap(err, KindUnavailable, "the agent cannot write its journal (is the disk of %s full?)", filepath.Dir(j.path))
 	}
 	j.written = version
@@ -257,8 +257,8 @@ func (j *Journal) RemovedVolumes(after int64) []string {
 	return out
 }
 
-// writeDurably replaces a file so that a crash leaves the old or the new one, and returns when the new one is on disk.
-func writeDurably(path string, content []byte, mode fs.FileMode) (err error) {
+// WriteDurably replaces a file so that a crash leaves the old or the new one, and returns when the new one is on disk.
+func WriteDurably(path string, content []byte, mode fs.FileMode) (err error) {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+"-*")
 	if err != nil {
