@@ -14,8 +14,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -272,19 +274,27 @@ func output(c *ssh.Client, cmd string) (string, error) {
 	return string(out), err
 }
 
-// servePID is serve's process id on the host.
+// servePID is serve's process id on the host, 0 while it does not run. Any thread of process 1 may have forked it.
 func (b *box) servePID() int {
 	b.t.Helper()
-	out, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", b.pid, b.pid))
+	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", b.pid))
 	b.must(err)
-	for _, word := range strings.Fields(string(out)) {
-		line, _ := os.ReadFile("/proc/" + word + "/cmdline")
-		if bytes.Contains(line, []byte("\x00serve\x00")) {
-			var pid int
-			if _, err := fmt.Sscan(word, &pid); err == nil {
+	for _, list := range lists {
+		out, _ := os.ReadFile(list)
+		for _, word := range strings.Fields(string(out)) {
+			line, _ := os.ReadFile("/proc/" + word + "/cmdline")
+			if pid, err := strconv.Atoi(word); err == nil && bytes.HasPrefix(line, []byte("carrel-init\x00serve\x00")) {
 				return pid
 			}
 		}
 	}
 	return 0
+}
+
+// killServe waits until serve runs and kills it.
+func (b *box) killServe() {
+	b.t.Helper()
+	pid := 0
+	eventually(b.t, 5*time.Second, "serve runs", func() bool { pid = b.servePID(); return pid > 1 })
+	b.must(syscall.Kill(pid, syscall.SIGKILL))
 }

@@ -49,8 +49,9 @@ type run struct {
 	refilling bool
 }
 
-// control is one control connection.
+// control is one control connection. turned and client are nil until it speaks; the run's lock guards them.
 type control struct {
+	conn   *net.UnixConn
 	turned *stream.Turned
 	client agentv1connect.WorkspaceServiceClient
 	pid    int
@@ -86,7 +87,7 @@ func (r *run) close() {
 	r.cancel()
 	r.listener.Close()
 	if c != nil {
-		c.turned.Close()
+		c.conn.Close()
 	}
 	closeAll(idle)
 	r.wg.Wait()
@@ -129,7 +130,7 @@ func (r *run) attach(engine int) {
 		r.engine = engine
 	})
 	if old != nil {
-		old.turned.Close()
+		old.conn.Close()
 	}
 }
 
@@ -207,22 +208,24 @@ func (r *run) greet(conn *net.UnixConn) (preamble.Preamble, int, error) {
 // serveControl makes conn the control connection and keeps the configuration in force over it until it ends. A second one is
 // refused while the first one's process lives.
 func (r *run) serveControl(conn *net.UnixConn, pid int) {
+	c := &control{pid: pid, conn: conn}
+	if !r.takeControl(c) { // before a word is said to it
+		r.log.Warn("second control connection refused", "pid", pid)
+		conn.Close()
+		return
+	}
+	defer r.dropControl(c)
 	turned, err := stream.NewTurnedTransport(conn, stream.TurnedOptions{})
 	if err != nil {
 		conn.Close()
 		return
 	}
 	defer turned.Close()
-	c := &control{turned: turned, pid: pid}
-	c.client = agentv1connect.NewWorkspaceServiceClient(&http.Client{Transport: turned}, "http://carrel-init",
+	client := agentv1connect.NewWorkspaceServiceClient(&http.Client{Transport: turned}, "http://carrel-init",
 		connect.WithAcceptCompression("gzip", nil, nil))
-	if !r.takeControl(c) {
-		r.log.Warn("second control connection refused", "pid", pid)
-		return
-	}
+	r.change(func() { c.turned, c.client = turned, client })
 	r.log.Info("carrel-init connected", "pid", pid)
 	r.keepConfigured(c)
-	r.dropControl(c)
 	r.log.Info("carrel-init disconnected", "pid", pid)
 }
 
@@ -237,7 +240,7 @@ func (r *run) takeControl(c *control) bool {
 		}
 	})
 	if ok && old != nil {
-		old.turned.Close()
+		old.conn.Close()
 	}
 	return ok
 }
@@ -347,7 +350,7 @@ func (r *run) configuration() (Config, bool) {
 func (r *run) status() Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := Status{Connected: r.control != nil, Found: r.found}
+	s := Status{Connected: r.control != nil && r.control.client != nil, Found: r.found}
 	s.Ready = s.Connected && r.cfg != nil && r.applied == r.version
 	if r.refused == r.version && r.version != 0 {
 		s.Refused = r.refusal
@@ -358,7 +361,7 @@ func (r *run) status() Status {
 func (r *run) client() (agentv1connect.WorkspaceServiceClient, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.control == nil {
+	if r.control == nil || r.control.client == nil {
 		return nil, fmt.Errorf("run %s/%d: %w", r.key.Workspace, r.key.Epoch, ErrNotConnected)
 	}
 	return r.control.client, nil

@@ -109,7 +109,9 @@ func (r *run) takeIdle() *net.UnixConn {
 
 // dialled asks for a connection and waits for it. While serve is just restarting, it waits for the next control connection.
 func (r *run) dialled(ctx context.Context) (*net.UnixConn, error) {
-	if err := r.await(ctx, func() bool { return r.control != nil && r.applied == r.version && r.version != 0 }); err != nil {
+	if err := r.await(ctx, func() bool {
+		return r.control != nil && r.control.client != nil && r.applied == r.version && r.version != 0
+	}); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotConnected, err)
 	}
 	taker := make(chan *net.UnixConn, 1)
