@@ -106,7 +106,19 @@ type report struct {
 	Faults  []string    `json:"faults,omitempty"` // benches that could not be done
 }
 
-func (r *report) add(rows ...row) { r.Rows = append(r.Rows, rows...) }
+// add takes rows; one without a ratio that is a number was not measured.
+func (r *report) add(rows ...row) {
+	for _, x := range rows {
+		if math.IsNaN(x.Ratio) || math.IsInf(x.Ratio, 0) {
+			r.Faults = append(r.Faults, fmt.Sprintf("%s: %s: the ratio is %v (%s, %s)", x.Bench, x.What, x.Ratio, x.Subject, x.Peer))
+			continue
+		}
+		if math.IsNaN(x.CPU) || math.IsInf(x.CPU, 0) {
+			x.CPU = 0 // too short to have taken a measurable time
+		}
+		r.Rows = append(r.Rows, x)
+	}
+}
 
 // within sets the spread of the ratios that a row's ratio is the median of.
 func (r row) within(values []float64) row {
