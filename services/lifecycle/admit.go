@@ -12,23 +12,42 @@ import (
 // admission is a workspace that its owner wants to start.
 type admission struct {
 	owner     fleet.User
-	workspace fleet.Workspace // Pending is what it would get
+	workspace *fleet.Workspace // Pending is what it would get; names of models are put right in it
 	own       []fleet.Workspace
-	snapshot  fleet.Snapshot
 	freshHome bool
 }
 
 // admit refuses what can never start as things are, and what the owner's limit does not allow now (CLI-11, SCHED-09). What merely has
 // to wait is admitted. Two orders at the same moment may both be admitted; the plan's commit lets only one of them start.
 func (l *Lifecycle) admit(ctx context.Context, a admission) error {
-	r, _, err := l.request(ctx, a.workspace, a.owner, a.freshHome)
-	if err != nil {
-		return err
+	var refused error
+	for _, fresh := range []bool{false, true} { // the last plan's picture says yes to nearly all; only a fresh one says no
+		snapshot, err := l.picture(ctx, fresh)
+		if err != nil {
+			return err
+		}
+		matchModels(&a.workspace.Pending, snapshot)
+		r, _, err := l.request(ctx, *a.workspace, a.owner, a.freshHome)
+		if err != nil {
+			return err
+		}
+		if refused = scheduler.Feasible(snapshot, r, l.set.Scheduler); refused == nil {
+			return withinLimit(r, a)
+		}
 	}
-	if err := scheduler.Feasible(a.snapshot, r, l.set.Scheduler); err != nil {
-		return err
+	return refused
+}
+
+// picture returns a snapshot of hosts: that of the last plan when it is not old, or a fresh one.
+func (l *Lifecycle) picture(ctx context.Context, fresh bool) (fleet.Snapshot, error) {
+	now := l.now()
+	l.mu.Lock()
+	seen, at := l.seen, l.seenAt
+	l.mu.Unlock()
+	if !fresh && !at.IsZero() && now.Sub(at) < 2*l.set.Tick {
+		return seen, nil
 	}
-	return withinLimit(r, a)
+	return l.store.Snapshot(ctx, l.Connected)
 }
 
 // withinLimit counts what the owner's other workspaces hold or wait for; those on their way to stopping do not count.
@@ -109,20 +128,16 @@ func (l *Lifecycle) workspacesOf(ctx context.Context, owner fleet.UserID) ([]fle
 }
 
 // couldStart checks that a workspace could ever start with what its next run gets, whatever its owner's other ones hold now.
-func (l *Lifecycle) couldStart(ctx context.Context, w fleet.Workspace) error {
+func (l *Lifecycle) couldStart(ctx context.Context, w *fleet.Workspace) error {
 	owner, err := l.reader.User(ctx, w.Owner)
 	if err != nil {
 		return err
 	}
-	snapshot, err := l.store.Snapshot(ctx, l.Connected)
-	if err != nil {
-		return err
-	}
-	return l.admit(ctx, admission{owner: owner, workspace: w, snapshot: snapshot})
+	return l.admit(ctx, admission{owner: owner, workspace: w})
 }
 
 // mayStart checks that a workspace could start with what its next run gets.
-func (l *Lifecycle) mayStart(ctx context.Context, w fleet.Workspace) error {
+func (l *Lifecycle) mayStart(ctx context.Context, w *fleet.Workspace) error {
 	owner, err := l.reader.User(ctx, w.Owner)
 	if err != nil {
 		return err
@@ -131,9 +146,5 @@ func (l *Lifecycle) mayStart(ctx context.Context, w fleet.Workspace) error {
 	if err != nil {
 		return err
 	}
-	snapshot, err := l.store.Snapshot(ctx, l.Connected)
-	if err != nil {
-		return err
-	}
-	return l.admit(ctx, admission{owner: owner, workspace: w, own: own, snapshot: snapshot})
+	return l.admit(ctx, admission{owner: owner, workspace: w, own: own})
 }

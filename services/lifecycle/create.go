@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -107,17 +108,14 @@ func (l *Lifecycle) complete(ctx context.Context, o CreateOrder, own []fleet.Wor
 	if err != nil {
 		return fleet.Workspace{}, err
 	}
-	w.Spec, w.Pending, w.Origins = spec, spec, origins
-	snapshot, err := l.store.Snapshot(ctx, l.Connected)
-	if err != nil {
-		return fleet.Workspace{}, err
+	w.Pending, w.Origins = spec, origins
+	if starts {
+		err = l.admit(ctx, admission{owner: o.Owner, workspace: &w, own: own, freshHome: o.FreshHome})
+	} else {
+		err = l.nameModels(ctx, &w.Pending)
 	}
-	matchModels(&w.Spec, snapshot)
-	w.Pending = w.Spec
-	if !starts {
-		return w, nil
-	}
-	return w, l.admit(ctx, admission{owner: o.Owner, workspace: w, own: own, snapshot: snapshot, freshHome: o.FreshHome})
+	w.Spec = w.Pending
+	return w, err
 }
 
 // settle checks a spec as asked for and fills in pool, image and the pool's own defaults.
@@ -183,8 +181,18 @@ func (l *Lifecycle) pool(ctx context.Context, name string) (fleet.Pool, error) {
 	return fleet.Pool{}, fleet.Errorf(fleet.KindNotFound, "there is no pool %s; there are %s", clip(name), strings.Join(names, ", "))
 }
 
+// nameModels writes model names as the pool's devices do.
+func (l *Lifecycle) nameModels(ctx context.Context, spec *fleet.Spec) error {
+	snapshot, err := l.picture(ctx, false)
+	if err == nil {
+		matchModels(spec, snapshot)
+	}
+	return err
+}
+
 // matchModels writes model names as the pool's devices do, whatever their case.
 func matchModels(spec *fleet.Spec, s fleet.Snapshot) {
+	spec.GPU.Models = slices.Clone(spec.GPU.Models) // may be another spec's too
 	for i, name := range spec.GPU.Models {
 		for _, h := range s.Hosts {
 			for _, d := range h.Devices {

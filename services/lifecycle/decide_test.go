@@ -45,6 +45,10 @@ func TestDecide(t *testing.T) {
 		return func(o *fleet.ObservedRun) { o.Reason = fleet.Reason{Code: c, ExitCode: exit} }
 	}
 	old := func(o *fleet.ObservedRun) { o.Key.Epoch = 2 }
+	pulls := fleet.StateStarting // a placed run is starting; that it pulls shows where the table has the step
+	if pulls.CanBecome(fleet.StatePulling) {
+		pulls = fleet.StatePulling
+	}
 	running, stopped, deleted := fleet.GoalRunning, fleet.GoalStopped, fleet.GoalDeleted
 
 	for _, c := range []struct {
@@ -56,7 +60,7 @@ func TestDecide(t *testing.T) {
 		reason  string
 		effects string // of release, requeue, keep, delete
 	}{
-		{"pulls", w(fleet.StateStarting, running), run, seen(fleet.PhasePulling), fleet.StateStarting, "", ""},
+		{"pulls", w(fleet.StateStarting, running), run, seen(fleet.PhasePulling), pulls, "", ""},
 		{"pulls on", w(fleet.StatePulling, running), run, seen(fleet.PhasePulling), fleet.StatePulling, "", ""},
 		{"starts", w(fleet.StatePulling, running), run, seen(fleet.PhaseStarting), fleet.StateStarting, "", ""},
 		{"is ready", w(fleet.StateStarting, running), run, seen(fleet.PhaseReady), fleet.StateRunning, "", ""},

@@ -65,13 +65,16 @@ type Settings struct {
 	MaxBatchesAtOnce int           // observations of hosts committed at a time; default 8
 }
 
+// shortestSilence is the least that SilentAfter may be: a host whose Observe stream has just begun may say nothing for all of its 10 s.
+const shortestSilence = 15 * time.Second
+
 func (s Settings) withDefaults() Settings {
 	s.Images = cmp.Or(s.Images, ImagesCatalogue)
 	s.StopGrace = cmp.Or(s.StopGrace, 10*time.Second)
 	s.Tick = cmp.Or(s.Tick, 5*time.Second)
 	s.Reapply = cmp.Or(s.Reapply, time.Hour)
 	s.SampleInterval = cmp.Or(s.SampleInterval, 10*time.Second)
-	s.SilentAfter = cmp.Or(s.SilentAfter, 40*time.Second)
+	s.SilentAfter = max(cmp.Or(s.SilentAfter, 40*time.Second), shortestSilence)
 	s.SeenInterval = cmp.Or(s.SeenInterval, 30*time.Second)
 	s.ApplyTimeout = cmp.Or(s.ApplyTimeout, 10*time.Second)
 	s.SampleTimeout = cmp.Or(s.SampleTimeout, 5*time.Second)
@@ -118,6 +121,8 @@ type Lifecycle struct {
 	linked       chan struct{}              // closed and renewed when a host gets linked
 	waits        map[fleet.WorkspaceID]fleet.Wait
 	reservations []fleet.Reservation
+	seen         fleet.Snapshot // of the last plan
+	seenAt       time.Time
 	pulls        map[fleet.WorkspaceID]pull
 	samples      map[fleet.DeviceID]fleet.Sample
 	owners       map[fleet.WorkspaceID]fleet.UserID

@@ -178,13 +178,18 @@ func (l *Lifecycle) noteSilence(silent map[fleet.HostID]bool) {
 
 // serveLink runs the loops of one link until it is lost.
 func (l *Lifecycle) serveLink(ctx context.Context, link *link, from begin) {
-	if from.session < link.session { // the caller began the session elsewhere
+	for pause := time.Duration(0); from.session < link.session; { // the caller began the session elsewhere
 		session, after, journal, err := l.store.BeginSession(ctx, link.host, l.now())
-		if err != nil {
-			l.log.Error("host session not begun", "host", link.host, "error", err)
+		if err == nil {
+			from = begin{session, after, journal}
+			break
+		}
+		if ctx.Err() != nil {
 			return
 		}
-		from = begin{session, after, journal}
+		pause = l.backOff(pause)
+		l.log.Error("host session not begun", "host", link.host, "error", err, "retry_in", pause)
+		wait(ctx, jitter(pause))
 	}
 	l.log.Info("host session begins", "host", link.host, "session", from.session, "after_seq", from.after)
 	poke(link.apply)

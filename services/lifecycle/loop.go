@@ -92,7 +92,7 @@ func (l *Lifecycle) plan(ctx context.Context) (again bool, err error) {
 			return false, err
 		}
 	}
-	told := l.keepWaits(plan)
+	told := l.keep(snapshot, plan, now)
 	l.dispatch(done.Hosts...)
 	l.changed(ctx, done.Changed...)
 	l.changed(ctx, told...)
@@ -133,8 +133,8 @@ func (l *Lifecycle) nameSilence(s fleet.Snapshot) {
 	}
 }
 
-// keepWaits remembers the plan's waits for views, and returns the workspaces whose wait changed.
-func (l *Lifecycle) keepWaits(plan fleet.Plan) []fleet.WorkspaceID {
+// keep remembers the plan's waits for views and its snapshot for admissions, and returns the workspaces whose wait changed.
+func (l *Lifecycle) keep(snapshot fleet.Snapshot, plan fleet.Plan, now time.Time) []fleet.WorkspaceID {
 	next := make(map[fleet.WorkspaceID]fleet.Wait, len(plan.Waits))
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -145,8 +145,8 @@ func (l *Lifecycle) keepWaits(plan fleet.Plan) []fleet.WorkspaceID {
 			told = append(told, w.Run.Workspace)
 		}
 	}
-	l.waits = next
-	l.reservations = plan.Reservations
+	l.waits, l.reservations = next, plan.Reservations
+	l.seen, l.seenAt = snapshot, now
 	return told
 }
 

@@ -32,7 +32,7 @@ func (l *Lifecycle) Start(ctx context.Context, id fleet.WorkspaceID) (fleet.Work
 	if w.State.Live() && w.Goal == fleet.GoalRunning {
 		return w, nil
 	}
-	if err := l.mayStart(ctx, w); err != nil {
+	if err := l.mayStart(ctx, &w); err != nil {
 		return w, err
 	}
 	if w, err = l.store.QueueRun(ctx, id, l.now()); err != nil {
@@ -91,7 +91,7 @@ func (l *Lifecycle) Restart(ctx context.Context, id fleet.WorkspaceID, by string
 		return l.Start(ctx, id)
 	}
 	if len(Pending(&w)) > 0 {
-		if err := l.mayStart(ctx, w); err != nil {
+		if err := l.mayStart(ctx, &w); err != nil {
 			return w, err
 		}
 	}
@@ -144,16 +144,11 @@ func (l *Lifecycle) Update(ctx context.Context, o UpdateOrder) (fleet.Workspace,
 		return w, err
 	}
 	w.Pending = settled
-	snapshot, err := l.store.Snapshot(ctx, l.Connected)
-	if err != nil {
-		return w, err
-	}
-	matchModels(&w.Pending, snapshot)
 	check := l.couldStart // a stopped one may be changed while its owner's limit is used up
 	if w.State.Live() {
 		check = l.mayStart
 	}
-	if err := check(ctx, w); err != nil {
+	if err := check(ctx, &w); err != nil {
 		return w, err
 	}
 	merged := maps.Clone(w.Origins)
