@@ -86,20 +86,21 @@ func (s *Server) join(ctx context.Context, nc ssh.NewChannel, conn net.Conn, err
 }
 
 // relay moves bytes both ways, passing each direction's end on, until both have ended or one failed. It returns when the
-// client has closed the channel.
+// client has closed the channel and what it sent before has been passed on.
 func (s *Server) relay(ctx context.Context, ch ssh.Channel, requests <-chan *ssh.Request, conn net.Conn) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	both := make(chan struct{}, 2)
+	outward, inward := make(chan struct{}), make(chan struct{})
 	s.start(func() {
+		defer close(outward)
 		if err := pump(ch, conn); err != nil {
 			ch.Close()
 			conn.Close()
 		}
 		_ = ch.CloseWrite()
-		both <- struct{}{}
 	})
 	s.start(func() {
+		defer close(inward)
 		if err := pump(conn, ch); err != nil {
 			ch.Close()
 			conn.Close()
@@ -107,16 +108,16 @@ func (s *Server) relay(ctx context.Context, ch ssh.Channel, requests <-chan *ssh
 		if d, ok := conn.(duplex); ok {
 			_ = d.CloseWrite()
 		}
-		both <- struct{}{}
 	})
 	s.start(func() {
-		<-both
-		<-both
+		<-outward
+		<-inward
 		ch.Close()
 		conn.Close()
 	})
-	ssh.DiscardRequests(requests)
-	conn.Close() // the client closed the channel, or is gone
+	ssh.DiscardRequests(requests) // ends when the client closed the channel, or is gone
+	<-inward
+	conn.Close()
 }
 
 func pump(dst io.Writer, src io.Reader) error {

@@ -179,7 +179,6 @@ func (r *rig) writeClientConfig() {
   HostKeyAlias w1
   IdentityFile %[1]s/id
   IdentitiesOnly yes
-  IdentityAgent none
   UserKnownHostsFile %[1]s/known
   GlobalKnownHostsFile none
   StrictHostKeyChecking yes
