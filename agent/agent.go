@@ -24,7 +24,6 @@ import (
 	"github.com/carrel-dev/carrel/agent/nvml"
 	"github.com/carrel-dev/carrel/agent/nvml/healthfile"
 	"github.com/carrel-dev/carrel/agent/nvml/procfs"
-	"github.com/carrel-dev/carrel/gen/go/carrel/agent/v1/agentv1connect"
 )
 
 // Options of an agent.
@@ -130,12 +129,11 @@ func (a *Agent) dialer() error {
 		return err
 	}
 	prover := link.NewProver(link.Prover{HostID: id.HostID, Key: id.Key, Started: time.Now(), Gateway: id.Gateway, TLS: verify})
-	mux := http.NewServeMux()
-	mux.Handle(agentv1connect.NewHostServiceHandler(&link.HostService{Machine: a.host, DialBackFunc: func(n int) error { return a.link.DialBack(n) }}))
+	service := &link.HostService{Machine: a.host, DialBackFunc: func(n int) error { return a.link.DialBack(n) }}
 	carrier := streams{links: a.links, write: c.Write, log: a.log}
 	a.link = link.New(link.Options{
 		GatewayURL: id.Gateway, TLS: verify, Proxy: http.ProxyFromEnvironment, Header: prover.Header, OnLink: prover.OnLink,
-		Handler: mux, OnStream: carrier.carry, Streams: c.LinkStreams, MaxBackoff: c.LinkBackoff, DialTimeout: c.LinkDialTimeout,
+		Handler: service.Handler(), OnStream: carrier.carry, Streams: c.LinkStreams, MaxBackoff: c.LinkBackoff, DialTimeout: c.LinkDialTimeout,
 		Log: a.log.With("part", "link"),
 	})
 	return nil

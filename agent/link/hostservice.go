@@ -3,6 +3,7 @@ package link
 import (
 	"context"
 	"errors"
+	"net/http"
 	"time"
 
 	"connectrpc.com/connect"
@@ -26,7 +27,7 @@ type Machine interface {
 type HostService struct {
 	// Machine does the work.
 	Machine Machine
-	// DialBack makes the agent dial more byte streams.
+	// DialBackFunc makes the agent dial more byte streams.
 	DialBackFunc func(n int) error
 }
 
@@ -34,6 +35,13 @@ var (
 	_ agentv1connect.HostServiceHandler = (*HostService)(nil)
 	_ Machine                           = (*host.Host)(nil)
 )
+
+// Handler serves it over a link.
+func (s *HostService) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle(agentv1connect.NewHostServiceHandler(s))
+	return mux
+}
 
 // maxDialBack is the most connections of one DialBack (see its proto).
 const maxDialBack = 64
