@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -119,8 +120,25 @@ func (c *Client) importProbe(ctx context.Context, initFile string) (string, erro
 	if _, err := io.Copy(io.Discard, body); err != nil {
 		return "", failed("make the probe's image", err)
 	}
+	c.sweepProbeImages(ctx, name)
 	got, err := c.Image(ctx, name)
 	return got.ID, err
+}
+
+// probeImageLife is how long an earlier version's image stays: another agent may just be using it.
+const probeImageLife = 24 * time.Hour
+
+// sweepProbeImages removes the images of earlier versions; one that is in use stays for the next time.
+func (c *Client) sweepProbeImages(ctx context.Context, keep string) {
+	list, err := c.api.ImageList(ctx, image.ListOptions{Filters: filters.NewArgs(filters.Arg("label", probeLabel+"=image"))})
+	if err != nil {
+		return // the next version tries again
+	}
+	for _, i := range list {
+		if !slices.Contains(i.RepoTags, keep) && time.Since(time.Unix(i.Created, 0)) > probeImageLife {
+			_, _ = c.api.ImageRemove(ctx, i.ID, image.RemoveOptions{})
+		}
+	}
 }
 
 func (c *Client) runProbe(ctx context.Context, imageID string, devices []container.DeviceRequest) (id string, err error) {
