@@ -245,3 +245,19 @@ func (g *Gateway) Close() error {
 	_ = g.listener.Close() // Run has closed it already
 	return g.db.Close()
 }
+
+// LocalURL returns the URL under which this machine reaches the gateway, whatever name others use.
+func (g *Gateway) LocalURL() string {
+	scheme := "https"
+	if g.cfg.PlainHTTP() {
+		scheme = "http"
+	}
+	host, port, err := net.SplitHostPort(g.Addr())
+	if err != nil {
+		return g.BaseURL()
+	}
+	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return scheme + "://" + net.JoinHostPort(host, port)
+}

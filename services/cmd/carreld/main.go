@@ -50,7 +50,10 @@ func run(args []string, stdout, stderr io.Writer) int {
 	defer stop()
 	commands := map[string]func(context.Context, []string, io.Writer, io.Writer) error{
 		"gateway": runGateway, "agent": runAgent, "dev": runDev, "config": runConfig,
-		"version": func(context.Context, []string, io.Writer, io.Writer) error { _, err := fmt.Fprintln(stdout, version); return err },
+		"version": func(context.Context, []string, io.Writer, io.Writer) error {
+			_, err := fmt.Fprintln(stdout, version)
+			return err
+		},
 	}
 	command, ok := commands[args[0]]
 	if !ok {
