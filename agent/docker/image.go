@@ -141,7 +141,7 @@ func pullFailed(ref string, err error) error {
 	switch {
 	case fullDisk(text):
 		kind = host.KindNoSpace
-	case has("unauthorized", "authentication required", "access denied", "denied:"):
+	case has("unauthorized", "authentication required", "denied"):
 		kind = host.KindDenied
 	case has("manifest unknown", "name unknown", "repository does not exist", ": not found", "manifest for "):
 		kind = host.KindNotFound
