@@ -112,9 +112,10 @@ func grpcCalls(t *testing.T, r *rig) {
 
 // nodeCalls runs connect-web's gRPC-web transport in Node against the same gateway.
 func nodeCalls(t *testing.T, r *rig) {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	bundle := nodeBundle(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*patience) // a loaded machine takes seconds to start Node
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "node", filepath.Join(nodeBundle(t), "call.mjs"), r.url)
+	cmd := exec.CommandContext(ctx, "node", filepath.Join(bundle, "call.mjs"), r.url)
 	cmd.Env = append(os.Environ(), "CARREL_TOKEN="+r.admin, "NODE_OPTIONS=")
 	if pem := r.g.CAPEM(); pem != nil {
 		ca := filepath.Join(t.TempDir(), "ca.pem")

@@ -7,6 +7,6 @@ if (baseUrl === undefined) {
   console.error("usage: CARREL_TOKEN=... node call.mjs URL");
   process.exit(2);
 }
-const transport = (token: string) => createGrpcWebTransport({ baseUrl, interceptors: [bearer(token)] });
+const transport = (token: string) => createGrpcWebTransport({ baseUrl, defaultTimeoutMs: 30_000, interceptors: [bearer(token)] });
 console.log(JSON.stringify(await callAll(transport(process.env["CARREL_TOKEN"] ?? ""), transport(""))));
 process.exit(0); // fetch keeps idle connections for seconds
