@@ -64,16 +64,7 @@ func (a *app) login(ctx context.Context, o loginOptions) error {
 	if err := a.dir.Make(); err != nil {
 		return err
 	}
-	unlock, err := wholefile.Lock(ctx, a.dir.Lock())
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	dep, caPEM, err := a.meet(ctx, link)
-	if err != nil {
-		return err
-	}
-	dep, err = a.signIn(ctx, dep, caPEM, link.code, o)
+	dep, err := a.enter(ctx, link, o)
 	if err != nil {
 		return err
 	}
@@ -82,6 +73,20 @@ func (a *app) login(ctx context.Context, o loginOptions) error {
 		return nil
 	}
 	return a.installSSH(ctx, dep)
+}
+
+// enter meets the gateway, signs in and keeps what it got, while no other carrel changes the same directory.
+func (a *app) enter(ctx context.Context, link signInLink, o loginOptions) (config.Deployment, error) {
+	unlock, err := wholefile.Lock(ctx, a.dir.Lock())
+	if err != nil {
+		return config.Deployment{}, err
+	}
+	defer unlock()
+	dep, caPEM, err := a.meet(ctx, link)
+	if err != nil {
+		return dep, err
+	}
+	return a.signIn(ctx, dep, caPEM, link.code, o)
 }
 
 func (a *app) readLink(arg string) (signInLink, error) {
