@@ -56,8 +56,9 @@ func (s *Server) handshake(raw net.Conn) (*ssh.ServerConn, <-chan ssh.NewChannel
 
 func (s *Server) serverConfig() (*ssh.ServerConfig, error) {
 	cfg := &ssh.ServerConfig{
-		ServerVersion:     "SSH-2.0-Carrel",
-		MaxAuthTries:      s.cfg.Limits.AuthTries,
+		ServerVersion: "SSH-2.0-Carrel",
+		// The library counts a rejected key against this number only after as many have been rejected for free.
+		MaxAuthTries:      max(s.cfg.Limits.AuthTries/2, 1),
 		PublicKeyCallback: s.checkKey,
 	}
 	// aes128-gcm first: the fastest of those that OpenSSH clients have; a client's own order still decides.

@@ -51,7 +51,8 @@ type Account struct {
 type Limits struct {
 	// Handshake is the longest that login may take. Default 30 s.
 	Handshake time.Duration
-	// AuthTries is how many keys a client may offer in vain. Default 20: more than an ssh-agent usually holds.
+	// AuthTries is the number of the rejected key at which the connection ends, so that one fewer may be offered before the right
+	// one. Default 20: more than an ssh-agent usually holds. An odd number counts as the even one below.
 	AuthTries int
 	// Channels is how many channels may be open. Default 1,000: an editor opens one per forwarded request.
 	Channels int
