@@ -4,6 +4,8 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"syscall"
 )
 
 // ballast is a file of zeros beside the database. On a full disk even a DELETE fails; giving the file up lets releases and the
@@ -35,6 +37,15 @@ func (b *ballast) fill() error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
+// fits reports whether the disk has clearly more free space than the file takes, so that making it does not fill the disk again.
+func (b *ballast) fits() bool {
+	var disk syscall.Statfs_t
+	if err := syscall.Statfs(filepath.Dir(b.path), &disk); err != nil {
+		return false
+	}
+	return int64(disk.Bavail)*int64(disk.Bsize) >= b.size+b.size/2
+}
+
 // give frees the space and reports whether there was any.
 func (b *ballast) give() bool {
 	if b.size <= 0 || b.used {
@@ -56,7 +67,7 @@ func (db *DB) useBallast() bool {
 
 // recoverSpace ends that time once the file can be made again.
 func (db *DB) recoverSpace() {
-	if err := db.ballast.fill(); err != nil {
+	if !db.ballast.fits() || db.ballast.fill() != nil {
 		return
 	}
 	db.ballast.used = false

@@ -2,6 +2,7 @@ package sqlite
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -19,11 +20,24 @@ func (db *DB) Commit(ctx context.Context, plan fleet.Plan, now time.Time) (done 
 			return done, err
 		}
 	}
+	done, err = db.commitPlan(ctx, &plan, now, false)
+	if errors.Is(err, errPartly) {
+		done, err = db.commitPlan(ctx, &plan, now, true)
+	}
+	return done, err
+}
+
+// errPartly is a placement that failed after its first change, which its checks should have kept from happening.
+var errPartly = errors.New("a placement failed half-way")
+
+// commitPlan carries out a plan. Undoing single placements needs a savepoint around each, which makes a transaction of many slow; so they
+// are careful only where a placement passed its checks and failed all the same.
+func (db *DB) commitPlan(ctx context.Context, plan *fleet.Plan, now time.Time, careful bool) (done fleet.Committed, err error) {
 	err = db.write(ctx, now, func(t *tx) error {
 		done = fleet.Committed{}
-		c := &committing{t: t, hosts: map[fleet.HostID]*hostRoom{}, held: map[fleet.UserID]int{}}
+		c := &committing{t: t, careful: careful, hosts: map[fleet.HostID]*hostRoom{}, held: map[fleet.UserID]int{}}
 		for _, p := range plan.Placements {
-			err := t.attempt(func() error { return c.place(&p) })
+			err := c.place(&p)
 			switch {
 			case err == nil:
 				c.take(&p)
@@ -88,9 +102,10 @@ type hostRoom struct {
 
 // committing is a plan's transaction.
 type committing struct {
-	t     *tx
-	hosts map[fleet.HostID]*hostRoom
-	held  map[fleet.UserID]int
+	t       *tx
+	careful bool
+	hosts   map[fleet.HostID]*hostRoom
+	held    map[fleet.UserID]int
 }
 
 func (c *committing) changed() map[fleet.HostID]bool {
@@ -112,7 +127,7 @@ type placing struct {
 	pool    string
 }
 
-// place checks a placement and carries it out; the caller undoes a failed one.
+// place checks a placement and carries it out.
 func (c *committing) place(p *fleet.Placement) error {
 	w, err := c.t.workspace(p.Run.Workspace)
 	if err != nil {
@@ -139,13 +154,23 @@ func (c *committing) place(p *fleet.Placement) error {
 	if err := c.checkQuota(&w, len(p.Devices)); err != nil {
 		return err
 	}
+	volumes, err := c.t.checkMounts(p.Run, p.Host)
+	if err != nil {
+		return err
+	}
 	before := w
 	w.State, w.Reason = fleet.StatePulling, fleet.Reason{} // the table leads from pulling to starting, not back
 	if w.Origins == nil && len(p.Origins) > 0 {
 		w.Origins = map[string]string{}
 	}
 	maps.Copy(w.Origins, p.Origins)
-	if err := c.t.carryOut(&w, h.host.Pool, p); err != nil {
+	carryOut := func() error { return c.t.carryOut(&w, h.host.Pool, p, volumes) }
+	if c.careful {
+		err = c.t.attempt(carryOut)
+	} else if err = carryOut(); err != nil && fleet.KindOf(err) != fleet.KindInternal {
+		return fmt.Errorf("%w: %w", errPartly, errors.New(err.Error()))
+	}
+	if err != nil {
 		return err
 	}
 	return c.t.storeWorkspace(&before, &w)
@@ -264,7 +289,7 @@ func (c *committing) checkQuota(w *fleet.Workspace, devices int) error {
 }
 
 // carryOut gives a waiting run its place: sizes, leases with their facts, volumes.
-func (t *tx) carryOut(w *fleet.Workspace, pool string, p *fleet.Placement) error {
+func (t *tx) carryOut(w *fleet.Workspace, pool string, p *fleet.Placement, volumes []fleet.VolumeID) error {
 	n, err := t.affect(`UPDATE run SET host = ?, cpu_millis = ?, memory_mib = ?, shm_mib = ?, pids_limit = ?, placed_at = ?, goal = 'running', host_clear = 0
 		WHERE workspace = ? AND epoch = ? AND placed_at IS NULL AND gone_at IS NULL`,
 		p.Host, p.CPUMillis, p.MemoryMiB, p.ShmMiB, p.PidsLimit, t.now, p.Run.Workspace, p.Run.Epoch)
@@ -274,7 +299,7 @@ func (t *tx) carryOut(w *fleet.Workspace, pool string, p *fleet.Placement) error
 	if n != 1 {
 		return fleet.Errorf(fleet.KindConflict, "it does not wait any more")
 	}
-	if err := t.openMounts(p.Run, p.Host); err != nil {
+	if err := t.openMounts(p.Run, p.Host, volumes); err != nil {
 		return err
 	}
 	placing := &placing{key: p.Run, host: p.Host, owner: w.Owner, project: w.Project, pool: pool}

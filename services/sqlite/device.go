@@ -2,6 +2,7 @@ package sqlite
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/carrel-dev/carrel/services/fleet"
@@ -60,6 +61,7 @@ func (t *tx) devices(filter DeviceFilter) ([]DeviceRow, error) {
 		return nil, err
 	}
 	var rows []DeviceRow
+	partHeld := map[fleet.DeviceID]bool{}
 	err = each(t, func(s scanner) error {
 		var r DeviceRow
 		if err := s.Scan(append(deviceInto(&r.Device), &r.HostName, &r.Pool)...); err != nil {
@@ -67,16 +69,19 @@ func (t *tx) devices(filter DeviceFilter) ([]DeviceRow, error) {
 		}
 		if lease, ok := held[r.ID]; ok {
 			r.Lease = &lease
+			partHeld[r.Parent] = r.Parent != ""
 		}
-		ok, _ := r.Leasable()
-		r.Free = ok && r.Lease == nil && !unmanaged[r.ID]
-		if r.Free || !filter.FreeOnly {
-			rows = append(rows, r)
-		}
+		rows = append(rows, r)
 		return nil
 	}, `SELECT `+deviceColumns+`, host.name, host.pool FROM device JOIN host ON host.id = device.host
 		WHERE (?1 = '' OR host.pool = ?1) AND (?2 = '' OR host.id = ?2) ORDER BY host.name, device.ordinal, device.id`, filter.Pool, filter.Host)
-	return rows, err
+	for i := range rows {
+		r := &rows[i]
+		ok, _ := r.Leasable()
+		_, wholeHeld := held[r.Parent]
+		r.Free = ok && r.Lease == nil && !unmanaged[r.ID] && !partHeld[r.ID] && !wholeHeld
+	}
+	return slices.DeleteFunc(rows, func(r DeviceRow) bool { return filter.FreeOnly && !r.Free }), err
 }
 
 // SetExcluded takes a device out of use, or gives it back; a lease on it goes on. KindNotFound. Its host gets a new generation.

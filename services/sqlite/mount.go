@@ -96,36 +96,42 @@ func (t *tx) mounts(key fleet.RunKey) ([]fleet.Mount, error) {
 		`SELECT `+mountColumns+` FROM mount WHERE workspace = ? AND epoch = ? ORDER BY position`, key.Workspace, key.Epoch)
 }
 
-// openMounts makes a placed run's mounts live on its host: each volume lies on that host from its first placement on, and has one live
-// writer. The error is fleet.KindConflict with the reason.
-func (t *tx) openMounts(key fleet.RunKey, host fleet.HostID) error {
-	type volume struct {
-		id       fleet.VolumeID
-		name     string
-		host     fleet.HostID
-		readOnly bool
-		deleted  time.Time
-	}
-	volumes, err := all(t, scanWith(func(v *volume) []any {
-		return []any{&v.id, &v.name, textInto[fleet.HostID]{&v.host}, &v.readOnly, timeInto{&v.deleted}}
-	}), `SELECT volume.id, volume.name, volume.host, mount.read_only, volume.deleted_at FROM mount JOIN volume ON volume.id = mount.volume
-		WHERE mount.workspace = ? AND mount.epoch = ? ORDER BY mount.position`, key.Workspace, key.Epoch)
-	if err != nil {
-		return err
-	}
-	for _, v := range volumes {
+// checkMounts says whether a run's volumes can be given to it on a host: each lies there or nowhere yet, and has no live writer. It
+// returns those that lie nowhere yet. The error is fleet.KindConflict with the reason.
+func (t *tx) checkMounts(key fleet.RunKey, host fleet.HostID) (fresh []fleet.VolumeID, err error) {
+	err = each(t, func(s scanner) error {
+		var id fleet.VolumeID
+		var name, writer string
+		var lies fleet.HostID
+		var deleted time.Time
+		if err := s.Scan(&id, &name, textInto[fleet.HostID]{&lies}, timeInto{&deleted}, textInto[string]{&writer}); err != nil {
+			return err
+		}
 		switch {
-		case !v.deleted.IsZero():
-			return fleet.Errorf(fleet.KindConflict, "volume %s was deleted", v.name)
-		case v.host != "" && v.host != host:
-			return fleet.Errorf(fleet.KindConflict, "volume %s lies on another host", v.name)
-		case v.host == "":
-			if err := t.exec(`UPDATE volume SET host = ? WHERE id = ? AND host IS NULL`, host, v.id); err != nil {
-				return err
-			}
+		case !deleted.IsZero():
+			return fleet.Errorf(fleet.KindConflict, "volume %s was deleted", name)
+		case lies != "" && lies != host:
+			return fleet.Errorf(fleet.KindConflict, "volume %s lies on another host", name)
+		case writer != "":
+			return fleet.Errorf(fleet.KindConflict, "volume %s is written by another workspace", name)
+		case lies == "":
+			fresh = append(fresh, id)
+		}
+		return nil
+	}, `SELECT volume.id, volume.name, volume.host, volume.deleted_at,
+		CASE WHEN mount.read_only = 0 THEN (SELECT taken.workspace FROM mount AS taken WHERE taken.volume = mount.volume AND taken.live = 1 AND taken.read_only = 0) END
+		FROM mount JOIN volume ON volume.id = mount.volume WHERE mount.workspace = ? AND mount.epoch = ? ORDER BY mount.position`, key.Workspace, key.Epoch)
+	return fresh, err
+}
+
+// openMounts makes a placed run's mounts live: a volume lies on the run's host from its first placement on, and has one live writer.
+func (t *tx) openMounts(key fleet.RunKey, host fleet.HostID, fresh []fleet.VolumeID) error {
+	for _, id := range fresh {
+		if err := t.exec(`UPDATE volume SET host = ? WHERE id = ? AND host IS NULL`, host, id); err != nil {
+			return err
 		}
 	}
-	err = t.exec(`UPDATE mount SET live = 1 WHERE workspace = ? AND epoch = ?`, key.Workspace, key.Epoch)
+	err := t.exec(`UPDATE mount SET live = 1 WHERE workspace = ? AND epoch = ?`, key.Workspace, key.Epoch)
 	if isUnique(err) {
 		return fleet.Errorf(fleet.KindConflict, "a volume of it is written by another workspace")
 	}

@@ -147,6 +147,9 @@ func (db *DB) start(ctx context.Context) error {
 	db.pool = pool
 	pool.SetMaxIdleConns(db.opts.Readers + 1)
 	conn, err := pool.Conn(ctx)
+	if isCorrupt(err) {
+		return db.damaged(err)
+	}
 	if err != nil {
 		return explain(err)
 	}
@@ -182,7 +185,7 @@ func (db *DB) dsn() string {
 	for _, pragma := range []string{
 		fmt.Sprintf("busy_timeout(%d)", db.opts.BusyTimeout.Milliseconds()),
 		"journal_mode(WAL)", "synchronous(FULL)", "foreign_keys(1)", "trusted_schema(0)", "cell_size_check(1)",
-		fmt.Sprintf("wal_autocheckpoint(%d)", db.opts.WALPages), "journal_size_limit(8388608)", "cache_size(-16384)", "temp_store(MEMORY)",
+		fmt.Sprintf("wal_autocheckpoint(%d)", db.opts.WALPages), "journal_size_limit(8388608)", "cache_size(-16384)",
 	} {
 		q.Add("_pragma", pragma)
 	}
@@ -202,8 +205,10 @@ func (db *DB) checkIntegrity(ctx context.Context) error {
 		return fleet.Errorf(fleet.KindInvalid, "integrity check %q: use none, quick or full", db.opts.Integrity)
 	}
 	var verdict string
-	if err := db.writer.conn.QueryRowContext(ctx, query).Scan(&verdict); err != nil {
-		return db.damaged(explain(err))
+	if err := db.writer.conn.QueryRowContext(ctx, query).Scan(&verdict); isCorrupt(err) {
+		return db.damaged(err)
+	} else if err != nil {
+		return explain(err)
 	}
 	if verdict != "ok" {
 		return db.damaged(errors.New(verdict))

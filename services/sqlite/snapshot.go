@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -134,14 +135,14 @@ func (t *tx) deviceViews(hosts []fleet.Host) (map[fleet.HostID][]fleet.DeviceVie
 			}
 		}
 	}
-	held := map[fleet.DeviceID]string{}
+	held, partHeld := map[fleet.DeviceID]string{}, map[fleet.DeviceID]string{}
 	err := each(t, func(row scanner) error {
 		var device, parent fleet.DeviceID
 		var holder string
 		err := row.Scan(&device, &parent, &holder)
 		held[device] = holder
 		if parent != "" {
-			held[parent] = holder
+			partHeld[parent] = holder
 		}
 		return err
 	}, `SELECT lease.device, device.parent, user.name || '/' || workspace.name FROM lease JOIN device ON device.id = lease.device
@@ -157,9 +158,7 @@ func (t *tx) deviceViews(hosts []fleet.Host) (map[fleet.HostID][]fleet.DeviceVie
 		}
 		v := fleet.DeviceView{ID: d.ID, Model: d.Model, MemoryMiB: d.MemoryMiB, ComputeCapability: d.ComputeCapability, HeldBy: held[d.ID]}
 		v.Leasable, v.Why = d.Leasable()
-		if v.HeldBy == "" && d.Parent != "" {
-			v.HeldBy = held[d.Parent] // as a whole, which its own lease would say
-		}
+		v.HeldBy = cmp.Or(v.HeldBy, partHeld[d.ID], held[d.Parent])
 		if name, ok := unmanaged[d.ID]; ok && v.HeldBy == "" {
 			v.Why = fmt.Sprintf("used by container %s, which nobody here asked for", name)
 		}

@@ -141,7 +141,11 @@ func (o *observing) keep(w *fleet.Workspace, old *fleet.Run) error {
 		if err := c.checkDevices(h, w, &p); err != nil {
 			return err
 		}
-		return o.t.carryOut(w, h.host.Pool, &p)
+		volumes, err := o.t.checkMounts(p.Run, p.Host)
+		if err != nil {
+			return err
+		}
+		return o.t.carryOut(w, h.host.Pool, &p, volumes)
 	})
 	switch {
 	case err == nil:

@@ -134,6 +134,11 @@ func isFull(err error) bool {
 	return primary(code(err)) == lib.SQLITE_FULL || code(err) == lib.SQLITE_IOERR_SHMSIZE
 }
 
+func isCorrupt(err error) bool {
+	c := primary(code(err))
+	return c == lib.SQLITE_CORRUPT || c == lib.SQLITE_NOTADB
+}
+
 func isUnique(err error) bool {
 	c := code(err)
 	return c == lib.SQLITE_CONSTRAINT_UNIQUE || c == lib.SQLITE_CONSTRAINT_PRIMARYKEY
