@@ -229,7 +229,10 @@ func TestManyStoppedReadersAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := resident(t)
-	const stopped = 500
+	stopped, limit := 500, 150.0 // MiB
+	if raceDetector {            // whose shadow memory is many times the program's
+		stopped = 50
+	}
 	conns := make([]net.Conn, stopped)
 	for i := range conns {
 		c := r.mustDial("flood")
@@ -247,10 +250,10 @@ func TestManyStoppedReadersAreBounded(t *testing.T) {
 		}
 		return r.tunnel.Live("w1").Streams == stopped+1 && l.State().Active == stopped+1 && quietFor(r, 200*time.Millisecond)
 	})
-	if grown := (resident(t) - before) / 1024; grown > 150 {
-		t.Errorf("%d stopped readers take %.0f MiB", stopped, grown)
-	} else {
-		t.Logf("%d stopped readers take %.0f MiB", stopped, grown)
+	grown := (resident(t) - before) / 1024
+	t.Logf("%d stopped readers take %.0f MiB", stopped, grown)
+	if grown > limit {
+		t.Errorf("more than %.0f MiB", limit)
 	}
 }
 

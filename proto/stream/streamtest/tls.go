@@ -64,7 +64,7 @@ func FDs(tb testing.TB) int {
 }
 
 // Settled waits until no more goroutines and file descriptors are there than
-// at the start, and fails the test after 10 s.
+// at the start, and fails the test after 30 s.
 func Settled(tb testing.TB, goroutines, fds int) {
 	tb.Helper()
 	Eventually(tb, "goroutines and descriptors back at the start", func() bool {
@@ -72,13 +72,13 @@ func Settled(tb testing.TB, goroutines, fds int) {
 	})
 }
 
-// Eventually polls until cond holds, and fails the test after 10 s.
+// Eventually polls until cond holds, and fails the test after 30 s.
 func Eventually(tb testing.TB, what string, cond func() bool) {
 	tb.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(30 * time.Second)
 	for !cond() {
 		if time.Now().After(deadline) {
-			tb.Fatalf("not within 10 s: %s (goroutines %d, descriptors %d)", what, runtime.NumGoroutine(), FDs(tb))
+			tb.Fatalf("not within 30 s: %s (goroutines %d, descriptors %d)", what, runtime.NumGoroutine(), FDs(tb))
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
