@@ -15,12 +15,17 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const engineSocket = "/var/run/docker.sock"
 
 // proxyEnv makes the test binary an ssh ProxyCommand to the unix socket that it names.
 const proxyEnv = "CARREL_TEST_PROXY"
+
+// fdpassEnv makes it hand the connection over instead of carrying bytes.
+const fdpassEnv = "CARREL_TEST_FDPASS"
 
 // binDir holds the carrel-init that containers get.
 var binDir string
@@ -59,11 +64,28 @@ func proxy(path string) int {
 		fmt.Fprintln(os.Stderr, "proxy:", err)
 		return 1
 	}
+	if os.Getenv(fdpassEnv) != "" {
+		return passTo(1, conn.(*net.UnixConn))
+	}
 	go func() {
 		_, _ = io.Copy(conn, os.Stdin)
 		_ = conn.(*net.UnixConn).CloseWrite()
 	}()
 	_, _ = io.Copy(os.Stdout, conn)
+	return 0
+}
+
+// passTo sends conn over the unix socket fd, as ssh's ProxyUseFdpass wants it.
+func passTo(fd int, conn *net.UnixConn) int {
+	f, err := conn.File()
+	if err != nil {
+		return 1
+	}
+	defer f.Close()
+	if err := unix.Sendmsg(fd, []byte{0}, unix.UnixRights(int(f.Fd())), nil, 0); err != nil {
+		fmt.Fprintln(os.Stderr, "proxy:", err)
+		return 1
+	}
 	return 0
 }
 
