@@ -89,7 +89,11 @@ func (u *Usage) query(ctx context.Context, m *carrelv1.ReportRequest) (fleet.Usa
 		q.User = user.ID
 	}
 	if ref := m.GetWorkspace(); ref != "" {
-		w, err := u.Store.FindWorkspace(ctx, actor.User.ID, ref)
+		owner, rest, err := ownerOf(ctx, u.Store, actor, ref)
+		if err != nil {
+			return q, err
+		}
+		w, err := u.Store.FindWorkspace(ctx, owner, rest)
 		if err != nil {
 			return q, err
 		}

@@ -41,6 +41,9 @@ func (v *viewer) workspace(ctx context.Context, id fleet.WorkspaceID) (*carrelv1
 	out := workspaceOnWire(w)
 	out.Login = view.OwnerLogin
 	out.Run = runOnWire(view.Run, view.HostName)
+	if w.State.Placed() {
+		fillGranted(out.GetSpec(), view.Run)
+	}
 	out.Mounts = mountsOnWire(view.Mounts)
 	for _, lease := range view.Leases {
 		out.Leases = append(out.Leases, leaseOnWire(lease))
@@ -58,6 +61,19 @@ func (v *viewer) workspace(ctx context.Context, id fleet.WorkspaceID) (*carrelv1
 	}
 	v.addProgress(out, w, view.Run)
 	return out, nil
+}
+
+// fillGranted puts the sizes that the run was given in place of those that were left to its host.
+func fillGranted(spec *carrelv1.WorkspaceSpec, run fleet.Run) {
+	grant := func(asked *int64, given int64) {
+		if *asked == 0 {
+			*asked = given
+		}
+	}
+	grant(&spec.CpuMillis, run.CPUMillis)
+	grant(&spec.MemoryMib, run.MemoryMiB)
+	grant(&spec.ShmMib, run.ShmMiB)
+	grant(&spec.PidsLimit, run.PidsLimit)
 }
 
 func (v *viewer) addProgress(out *carrelv1.Workspace, w fleet.Workspace, run fleet.Run) {
