@@ -163,6 +163,10 @@ func (a *app) meet(ctx context.Context, link signInLink) (config.Deployment, []b
 func (a *app) signIn(ctx context.Context, dep config.Deployment, caPEM []byte, code string, o loginOptions) (config.Deployment, error) {
 	oldToken, _ := dep.Token()
 	oldUser := dep.User
+	first, err := a.dir.Default() // as it was: a second deployment does not take its place
+	if err != nil {
+		return dep, err
+	}
 	public, private, err := newDeviceKey(o.label)
 	if err != nil {
 		return dep, err
@@ -183,10 +187,11 @@ func (a *app) signIn(ctx context.Context, dep config.Deployment, caPEM []byte, c
 		return dep, fmt.Errorf("signed in, but the token could not be kept: %w", err)
 	}
 	a.retire(ctx, dep, oldToken)
-	if def, err := a.dir.Default(); o.makeDefault || (err == nil && def == "") {
-		if err := dep.SetDefault(); err != nil {
-			return dep, err
-		}
+	if o.makeDefault || first == "" {
+		first = dep.Name
+	}
+	if err := a.dir.New(first, "").SetDefault(); err != nil {
+		return dep, err
 	}
 	return a.registerKey(ctx, dep, oldUser, public, private, o.label)
 }

@@ -9,12 +9,16 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// lockPoll is how often a lock that another process holds is tried again.
-const lockPoll = 20 * time.Millisecond
+const (
+	lockPoll = 20 * time.Millisecond // how often a lock that another process holds is tried again
+	lockWait = 45 * time.Second      // for how long; who holds it has work of milliseconds, a sign-in of one call
+)
 
 // Lock takes the lock file at path, which it makes where it is missing, and waits while another process has it. The
 // system gives it back when the holder dies.
 func Lock(ctx context.Context, path string) (unlock func(), err error) {
+	ctx, cancel := context.WithTimeout(ctx, lockWait)
+	defer cancel()
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock: %w", err)

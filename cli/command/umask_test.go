@@ -1,0 +1,5 @@
+package command_test
+
+import "syscall"
+
+func setUmask(mask int) int { return syscall.Umask(mask) }
