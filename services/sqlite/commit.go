@@ -173,6 +173,9 @@ func (c *committing) place(p *fleet.Placement) error {
 	if err != nil {
 		return err
 	}
+	if _, ok := c.held[w.Owner]; ok {
+		c.held[w.Owner] += len(p.Devices)
+	}
 	return c.t.storeWorkspace(&before, &w)
 }
 
@@ -182,7 +185,6 @@ func (c *committing) take(p *fleet.Placement) {
 	h.left.cpuMillis -= p.CPUMillis
 	h.left.memoryMiB -= p.MemoryMiB
 	h.used = true
-	clear(c.held) // asked for again; only users with several placements in one plan pay for it
 }
 
 func (c *committing) room(id fleet.HostID) (*hostRoom, error) {

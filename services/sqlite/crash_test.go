@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -32,6 +33,9 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		return
+	}
+	if err := flag.Set("rapid.checks", "20"); err != nil { // the command line may say more
+		panic(err)
 	}
 	os.Exit(m.Run())
 }

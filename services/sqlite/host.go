@@ -97,14 +97,19 @@ func (db *DB) AddJoinToken(ctx context.Context, token JoinToken) error {
 }
 
 // JoinHost takes a join token and records the host, in one transaction, so that of many joins with one token one succeeds.
-// KindUnauthenticated for a token that is not good, KindExists for a name that another host has.
+// KindUnauthenticated for a token that is not good, KindExists for a name that another host has. A token that names a host which is
+// there already gives it a new key: the same machine, installed anew.
 func (db *DB) JoinHost(ctx context.Context, hash []byte, name string, publicKey []byte, version string, now time.Time) (h fleet.Host, err error) {
 	err = db.write(ctx, now, func(t *tx) error {
 		pool, err := t.useJoinToken(hash, name)
 		if err != nil {
 			return err
 		}
-		if h, err = t.addHost(name, pool, publicKey, version); err != nil {
+		h, err = t.addHost(name, pool.pool, publicKey, version)
+		if fleet.IsKind(err, fleet.KindExists) && pool.host == name {
+			h, err = t.rejoin(name, publicKey, version)
+		}
+		if err != nil {
 			return err
 		}
 		return t.exec(`UPDATE join_token SET used_at = ?, used_by = ? WHERE hash = ?`, t.now, h.ID, hash)
@@ -112,24 +117,34 @@ func (db *DB) JoinHost(ctx context.Context, hash []byte, name string, publicKey 
 	return h, err
 }
 
-func (t *tx) useJoinToken(hash []byte, name string) (pool string, err error) {
-	var wanted string
+// joinPlace is where a join token lets in.
+type joinPlace struct{ pool, host string }
+
+func (t *tx) useJoinToken(hash []byte, name string) (place joinPlace, err error) {
 	var expires, used time.Time
-	err = t.row(`SELECT pool, host, expires_at, used_at FROM join_token WHERE hash = ?`, hash).Scan(&pool, &wanted, timeInto{&expires}, timeInto{&used})
+	err = t.row(`SELECT pool, host, expires_at, used_at FROM join_token WHERE hash = ?`, hash).Scan(&place.pool, &place.host, timeInto{&expires}, timeInto{&used})
 	const another = "make another with `carrel host token`"
 	switch {
 	case isNoRows(err):
-		return "", fleet.Errorf(fleet.KindUnauthenticated, "this join token is not known here; %s", another)
+		return place, fleet.Errorf(fleet.KindUnauthenticated, "this join token is not known here; %s", another)
 	case err != nil:
-		return "", err
+		return place, err
 	case !used.IsZero():
-		return "", fleet.Errorf(fleet.KindUnauthenticated, "this join token was used already; %s", another)
+		return place, fleet.Errorf(fleet.KindUnauthenticated, "this join token was used already; %s", another)
 	case !fromMillis(t.now).Before(expires):
-		return "", fleet.Errorf(fleet.KindUnauthenticated, "this join token has expired; %s", another)
-	case wanted != "" && wanted != name:
-		return "", fleet.Errorf(fleet.KindUnauthenticated, "this join token is for host %s, not for %s", wanted, clip(name))
+		return place, fleet.Errorf(fleet.KindUnauthenticated, "this join token has expired; %s", another)
+	case place.host != "" && place.host != name:
+		return place, fleet.Errorf(fleet.KindUnauthenticated, "this join token is for host %s, not for %s", place.host, clip(name))
 	}
-	return pool, nil
+	return place, nil
+}
+
+// rejoin gives a host a new key. What it held is settled by what its agent reports.
+func (t *tx) rejoin(name string, publicKey []byte, version string) (fleet.Host, error) {
+	if err := t.exec(`UPDATE host SET public_key = ?, agent_version = ?, session = session + 1 WHERE name = ?`, publicKey, version, name); err != nil {
+		return fleet.Host{}, err
+	}
+	return scanHost(t.row(`SELECT `+hostColumns+` FROM host WHERE name = ?`, name))
 }
 
 func checkHostName(name string) error {

@@ -44,14 +44,18 @@ func (t *tx) addFact(lease fleet.LeaseID, kind fleet.FactKind, at int64) error {
 	if err != nil {
 		return err
 	}
-	var before []byte
-	if err := t.row(`SELECT hash FROM ledger ORDER BY id DESC LIMIT 1`).Scan(&before); err != nil && !isNoRows(err) {
-		return err
+	before := t.lastHash
+	if before == nil {
+		if err := t.row(`SELECT hash FROM ledger ORDER BY id DESC LIMIT 1`).Scan(&before); err != nil && !isNoRows(err) {
+			return err
+		}
 	}
+	hash := f.hash(before)
 	err = t.exec(`INSERT INTO ledger (lease, kind, at, committed_at, user, project, pool, model, workspace, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-		f.lease, f.kind, f.at, f.committedAt, f.user, f.project, f.pool, f.model, f.workspace, f.hash(before))
+		f.lease, f.kind, f.at, f.committedAt, f.user, f.project, f.pool, f.model, f.workspace, hash)
 	if err != nil {
 		return fmt.Errorf("ledger fact %s of lease %d: %w", kind, lease, err)
 	}
+	t.lastHash = hash
 	return nil
 }

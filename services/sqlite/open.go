@@ -42,6 +42,7 @@ type Options struct {
 	Integrity        Integrity             // quick
 	BallastMiB       int                   // 8; space set aside for the day the disk is full; negative: none
 	WALPages         int                   // 1000; pages after which the log is checkpointed
+	WALLimitMiB      int                   // 32; size from which the writer waits a moment for readers, so that the log can begin anew
 	CPUOnlyPercent   int                   // 10; share of a GPU host kept for runs without devices; negative: none
 	DefaultGPULimit  int                   // 0: none; most devices of a user without a limit of their own
 	UnreachableAfter time.Duration         // 60 s; an open lease counts as provisional when its host was not seen for so long
@@ -62,6 +63,7 @@ func (o Options) withDefaults() Options {
 	setDefault(&o.Integrity, IntegrityQuick)
 	setDefault(&o.BallastMiB, 8)
 	setDefault(&o.WALPages, 1000)
+	setDefault(&o.WALLimitMiB, 32)
 	setDefault(&o.CPUOnlyPercent, 10)
 	setDefault(&o.UnreachableAfter, time.Minute)
 	setDefault(&o.RequestTTL, 24*time.Hour)
@@ -105,6 +107,7 @@ type DB struct {
 	nonce      int64
 	failed     atomic.Pointer[error] // set once when the file cannot be trusted any more
 	ballast    ballast
+	batches    int // since the log's size was looked at
 }
 
 // Open takes the process lock, checks modes and integrity, and migrates, with a copy of the file before. KindConflict names the

@@ -364,6 +364,39 @@ func TestErrorUndoesOnlyItsOwnPart(t *testing.T) {
 	r.kind(err, fleet.KindUnavailable)
 }
 
+func TestReadersWithoutAPauseDoNotGrowTheLog_REL16(t *testing.T) {
+	r := newRoom(t, func(o *sqlite.Options) { o.WALLimitMiB = 4; o.WALPages = 100 })
+	ctx, cancel := context.WithCancel(context.Background())
+	var group sync.WaitGroup
+	for i := range 3 { // there is always one in the middle of its transaction
+		group.Go(func() {
+			for ctx.Err() == nil {
+				err := r.HoldRead(ctx, func(context.Context) {
+					select {
+					case <-time.After(time.Duration(10+7*i) * time.Millisecond):
+					case <-ctx.Done():
+					}
+				})
+				if err != nil && ctx.Err() == nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	largest := int64(0)
+	for range 600 {
+		r.ok(r.WriteText(context.Background(), r.now, nil, `INSERT INTO audit (at, actor, verb, subject) VALUES (1, 'x', 'y', hex(randomblob(20000)))`))
+		info, err := os.Stat(r.Path() + "-wal")
+		r.ok(err)
+		largest = max(largest, info.Size())
+	}
+	cancel()
+	group.Wait()
+	if largest > 14<<20 {
+		t.Errorf("the log grew to %d bytes", largest)
+	}
+}
+
 func TestReaderThatStopsIsCutOff_REL16(t *testing.T) {
 	r := newRoom(t, func(o *sqlite.Options) { o.ReadTimeout = 300 * time.Millisecond; o.WALPages = 100 })
 	ctx := context.Background()

@@ -79,6 +79,8 @@ type tx struct {
 	session *session
 	db      *DB
 	now     int64
+	// lastHash is the ledger's last hash once this transaction wrote a fact; nil: ask.
+	lastHash []byte
 }
 
 func (t *tx) exec(query string, args ...any) error {
@@ -102,6 +104,7 @@ func (t *tx) attempt(run func() error) error {
 	}
 	err := run()
 	if err != nil {
+		t.lastHash = nil
 		if undo := t.exec("ROLLBACK TO part"); undo != nil {
 			return undo
 		}

@@ -2,6 +2,7 @@ package sqlite
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -50,7 +51,7 @@ func (db *DB) AddUsers(ctx context.Context, users []fleet.User, partial bool, no
 		}
 		return nil
 	})
-	if err == errNoneMade { //nolint:errorlint // it is returned as it is
+	if errors.Is(err, errNoneMade) {
 		for i := range outcomes {
 			if outcomes[i].Err == nil {
 				outcomes[i] = UserOutcome{User: users[i], Err: fleet.Errorf(fleet.KindConflict, "not made, since others of the list are wrong")}

@@ -190,6 +190,13 @@ func TestJoinTokenLetsOneHostIn(t *testing.T) {
 		_, err := r.JoinHost(ctx, hash(c.secret), c.name, make([]byte, c.key), "v1", r.now)
 		r.kind(err, c.kind)
 	}
+	r.ok(r.AddJoinToken(ctx, sqlite.JoinToken{Hash: hash("again"), Host: "h1", ExpiresAt: r.now.Add(time.Hour)}))
+	key := append(make([]byte, 31), 7)
+	again, err := r.JoinHost(ctx, hash("again"), "h1", key, "v2", r.now)
+	r.ok(err)
+	if again.ID != r.h1.ID || again.PublicKey[31] != 7 {
+		t.Errorf("joined again as %+v", again)
+	}
 	_, err = r.JoinHost(ctx, hash("named"), "h7", make([]byte, 32), "v1", r.now.Add(2*time.Hour))
 	r.kind(err, fleet.KindUnauthenticated)
 	_, err = r.JoinHost(ctx, hash("named"), "h7", make([]byte, 32), "v1", r.now)

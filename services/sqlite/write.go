@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/carrel-dev/carrel/services/fleet"
@@ -100,6 +101,34 @@ func (db *DB) commitBatch(batch []*job) {
 			close(j.done)
 		}
 		batch = batch[used:]
+	}
+	if db.batches++; db.batches >= batchesBetweenLooks {
+		db.batches = 0
+		db.boundLog()
+	}
+}
+
+const (
+	// batchesBetweenLooks at the log's size: a batch writes at most some hundred KiB.
+	batchesBetweenLooks = 16
+	// checkpointWait is how long writes stand still for readers when the log is too long; a reader that is slower is waited for again later.
+	checkpointWait = 100 * time.Millisecond
+)
+
+// boundLog ends a log that has grown over the limit. SQLite's own checkpoints never begin it anew while readers follow each other
+// without a pause.
+func (db *DB) boundLog() {
+	info, err := os.Stat(db.opts.Path + "-wal")
+	if err != nil || info.Size() < int64(db.opts.WALLimitMiB)<<20 {
+		return
+	}
+	for _, statement := range []string{
+		fmt.Sprintf("PRAGMA busy_timeout = %d", checkpointWait.Milliseconds()), "PRAGMA wal_checkpoint(TRUNCATE)",
+		fmt.Sprintf("PRAGMA busy_timeout = %d", db.opts.BusyTimeout.Milliseconds()),
+	} {
+		if err := db.writer.do(statement); err != nil {
+			db.log.Debug("the database's log is still read", "error", err)
+		}
 	}
 }
 
