@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -71,7 +72,7 @@ func newLab(t *testing.T, together bool, gatewayFlags ...string) *lab {
 	}
 	t.Cleanup(l.close)
 	if together {
-		l.start("dev", append([]string{"dev", "--state", l.state, "--listen", "127.0.0.1:0", "--gpus", "simulated:4x4090"}, gatewayFlags...)...)
+		l.start("dev", append([]string{"dev", "--state", l.state, "--listen", "127.0.0.1:0", "--gpus", "simulated:4x4090", "--images-default", testImage, "--scheduler-tick", "1s"}, gatewayFlags...)...)
 	} else {
 		l.startGateway("127.0.0.1:0", gatewayFlags...)
 	}
@@ -239,6 +240,21 @@ func tail(text string, lines int) string {
 	return strings.Join(all, "\n")
 }
 
+// freePort returns a port that nobody listened on a moment ago.
+func freePort(t *testing.T) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // closed at once
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ln.Close() }()
+	_, port, err := net.SplitHostPort(ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}
+
 // person is somebody with a laptop: a configuration directory and an ssh configuration of their own.
 type person struct {
 	l      *lab
@@ -359,16 +375,22 @@ type shown struct {
 		StartedAt time.Time `json:"started_at"`
 		EndedAt   time.Time `json:"ended_at"`
 	} `json:"run"`
-	Leases []struct {
-		ID        string    `json:"id"`
-		DeviceID  string    `json:"device_id"`
-		StartedAt time.Time `json:"started_at"`
-		EndedAt   time.Time `json:"ended_at"`
-	} `json:"leases"`
+	Leases  []lease `json:"leases"`
 	Devices []struct {
 		ID string `json:"id"`
 	} `json:"devices"`
 	UnreachableSince time.Time `json:"host_unreachable_since"`
+}
+
+// lease is what `show -o json` says of a lease.
+type lease struct {
+	ID          string    `json:"id"`
+	DeviceID    string    `json:"device_id"`
+	Epoch       int       `json:"epoch"`
+	StartedAt   time.Time `json:"started_at"`
+	EndedAt     time.Time `json:"ended_at"`
+	ReleasedAt  time.Time `json:"released_at"`
+	Provisional bool      `json:"provisional"`
 }
 
 // show returns a workspace as its owner sees it.
