@@ -167,7 +167,7 @@ func (r *runner) deployment(ctx context.Context, layout rig.Layout) (err error) 
 	if layout != rig.SplitTLS && !r.wantsSSH() {
 		return nil
 	}
-	if _, _, err := c.CLI(ctx, "up", workspaceName, "--image", r.setup.Image, "--gpu", "1", "-q"); err != nil {
+	if _, _, err := c.CLI(ctx, "up", workspaceName, "--image", r.setup.Image, "--gpu", "1", "--cpus", r.setup.CPUs, "-q"); err != nil {
 		return err
 	}
 	box, err := c.Container(ctx, r.engine, workspaceName)

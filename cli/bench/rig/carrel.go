@@ -182,7 +182,7 @@ func (c *Carrel) signIn(ctx context.Context) error {
 
 // joinAgent starts an agent with a join token and waits until its devices are there.
 func (c *Carrel) joinAgent(ctx context.Context) error {
-	token, _, err := c.CLI(ctx, "host", "token", "-q")
+	token, _, err := c.CLI(ctx, "host", "token")
 	if err != nil {
 		return err
 	}
@@ -196,7 +196,7 @@ func (c *Carrel) joinAgent(ctx context.Context) error {
 func (c *Carrel) StartAgent() error { return c.startAgent() }
 
 func (c *Carrel) startAgent(more ...string) (err error) {
-	argv := []string{c.programs.Carreld, "agent", "--state", filepath.Join(c.dir, "agent")}
+	argv := []string{c.programs.Carreld, "agent", "--data", filepath.Join(c.dir, "agent"), "--gpus", "simulated:4x4090"}
 	c.Agent, err = Start("carreld agent", filepath.Join(c.dir, "agent.log"), c.env, append(argv, more...)...)
 	return err
 }

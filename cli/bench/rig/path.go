@@ -4,6 +4,7 @@ package rig
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -109,7 +110,7 @@ func FirstByte(ctx context.Context, argv, env []string) (time.Duration, error) {
 	_, err = io.ReadFull(s.Out, one[:])
 	took := time.Since(began)
 	if err != nil {
-		return 0, fmt.Errorf("%s ended without a byte: %s", argv, s.Close())
+		return 0, errors.Join(fmt.Errorf("%s ended without a byte", argv), s.Close())
 	}
 	cancel()
 	_ = s.Close() // it was ended by us
