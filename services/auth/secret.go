@@ -86,7 +86,7 @@ func ParseJoinToken(text string) (JoinToken, error) {
 	if err != nil || json.Unmarshal(raw, &t) != nil || t.Secret == "" {
 		return JoinToken{}, fleet.Errorf(fleet.KindInvalid, "the join token is not whole; copy all of it, or print another with `carrel host token`")
 	}
-	if u, err := url.Parse(t.Gateway); err != nil || u.Host == "" {
+	if u, err := url.Parse(t.Gateway); err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
 		return JoinToken{}, fleet.Errorf(fleet.KindInvalid, "the join token names no gateway; print another with `carrel host token`")
 	}
 	return t, nil
