@@ -115,7 +115,8 @@ func (g *Gateway) openParts(ctx context.Context) error {
 func (g *Gateway) lifecycleSettings() lifecycle.Settings {
 	set := lifecycle.Settings{
 		Scheduler: scheduler.Settings{ReserveAfter: g.cfg.ReserveAfter}, Images: lifecycle.ImagePolicy(g.cfg.ImagesAllow), Registries: g.cfg.ImagesRegistries,
-		StopGrace: g.cfg.StopGrace, Tick: g.cfg.Tick, SampleInterval: g.cfg.SampleInterval, ApplyTimeout: g.cfg.CallTimeout,
+		DefaultImage: g.cfg.ImagesDefault,
+		StopGrace:    g.cfg.StopGrace, Tick: g.cfg.Tick, SampleInterval: g.cfg.SampleInterval, ApplyTimeout: g.cfg.CallTimeout,
 		SilentAfter: g.cfg.LinkPing + g.cfg.LinkPingTimeout + g.cfg.Tick,
 	}
 	if g.cfg.GPUsPerUser >= 0 {

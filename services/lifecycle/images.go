@@ -23,7 +23,7 @@ func (l *Lifecycle) pinImage(ctx context.Context, spec *fleet.Spec, pool fleet.P
 	}
 	from = originAsked
 	if spec.Image == "" {
-		if spec.Image, from = defaultImage(images, pool); spec.Image == "" {
+		if spec.Image, from = l.defaultImage(images, pool); spec.Image == "" {
 			return "", fleet.Errorf(fleet.KindInvalid, "no image is named, and pool %s has no default one; name one of the catalogue%s", pool.Name, catalogueText(images))
 		}
 	}
@@ -47,7 +47,8 @@ func (l *Lifecycle) pinImage(ctx context.Context, spec *fleet.Spec, pool fleet.P
 	return from, nil
 }
 
-func defaultImage(images []fleet.Image, pool fleet.Pool) (name, from string) {
+// defaultImage is the image of a workspace that names none: the pool's, else the catalogue's, else the one in the settings file.
+func (l *Lifecycle) defaultImage(images []fleet.Image, pool fleet.Pool) (name, from string) {
 	if pool.DefaultImage != "" {
 		return pool.DefaultImage, "default of pool " + pool.Name
 	}
@@ -56,7 +57,7 @@ func defaultImage(images []fleet.Image, pool fleet.Pool) (name, from string) {
 			return i.Name, "default of the catalogue"
 		}
 	}
-	return "", ""
+	return l.set.DefaultImage, originDefault
 }
 
 // allowImage holds a reference that the catalogue does not name against policy.

@@ -352,6 +352,17 @@ func TestCLI_11_ImpossibleOrdersAreRefusedAtOnce(t *testing.T) {
 	})
 }
 
+func TestTheDeploymentsImageIsTheLastDefault(t *testing.T) {
+	inWorld(t, []int{1}, func(w *world) {
+		w.set.DefaultImage = "debian"
+		w.restart()
+		id := w.create(w.ana, "w1", 1, func(o *lifecycle.CreateOrder) { o.Spec.Image = "" })
+		if got := w.get(id); got.Spec.Image != "debian" || got.Spec.ImageDigest == "" || got.Origins["image"] != "default" {
+			t.Errorf("image %q, digest %q, from %q", got.Spec.Image, got.Spec.ImageDigest, got.Origins["image"])
+		}
+	})
+}
+
 func TestR_12_RetriesGetTheFirstAnswer(t *testing.T) {
 	inWorld(t, []int{1}, func(w *world) {
 		order := w.order(w.ana, "w1", 1, func(o *lifecycle.CreateOrder) { o.RequestID = "r1" })

@@ -50,6 +50,7 @@ type Settings struct {
 	Scheduler        scheduler.Settings
 	Images           ImagePolicy   // default ImagesCatalogue
 	Registries       []string      // registry host names, or prefixes such as `ghcr.io/lab`
+	DefaultImage     string        // when neither user, pool nor catalogue names one; empty: one must be named
 	GPULimit         *int          // most devices of a user at once who has no limit of their own; nil: no limit
 	StopGrace        time.Duration // between the polite and the hard signal; default 10 s
 	Tick             time.Duration // slow tick of the loop, for what no event announced; default 5 s

@@ -13,6 +13,9 @@ import (
 // that it started has ended.
 func (l *Lifecycle) Run(ctx context.Context) error {
 	if err := l.recall(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
 		return err
 	}
 	var group sync.WaitGroup
