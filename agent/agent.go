@@ -196,7 +196,7 @@ func installInit(from, dataDir string) (string, error) {
 	if have, err := os.ReadFile(path); err == nil && sha256.Sum256(have) == sha256.Sum256(program) {
 		return path, nil
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // a program that every workspace runs
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("install carrel-init: %w", err)
 	}
 	if err := host.WriteDurably(path, program, 0o555); err != nil {

@@ -130,7 +130,7 @@ func labelKey(dir string) ([]byte, error) {
 	key, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		key = make([]byte, 32)
-		rand.Read(key) //nolint:errcheck // never fails since Go 1.24
+		rand.Read(key)
 		return key, host.WriteDurably(path, key, 0o600)
 	}
 	if err != nil {

@@ -178,18 +178,18 @@ func (c *Client) Logs(ctx context.Context, id string, q host.LogQuery, each func
 	if err != nil {
 		return failed("read the log of container "+short(id), err)
 	}
-	defer body.Close() //nolint:errcheck // only read
+	defer body.Close()
 	pipe, write := io.Pipe()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		_, err := stdcopy.StdCopy(write, write, body)
-		write.CloseWithError(err) //nolint:errcheck // always nil
+		write.CloseWithError(err)
 	}()
 	err = eachLine(pipe, each)
-	pipe.CloseWithError(err) //nolint:errcheck // always nil
+	pipe.CloseWithError(err)
 	if err != nil {
-		body.Close() //nolint:errcheck // ends the copy
+		body.Close()
 	}
 	<-done
 	return err
@@ -227,7 +227,7 @@ func (c *Client) Usage(ctx context.Context, id string) (host.Usage, error) {
 	if err != nil {
 		return host.Usage{}, failed("measure container "+short(id), err)
 	}
-	defer got.Body.Close() //nolint:errcheck // only read
+	defer got.Body.Close()
 	var s container.StatsResponse
 	if err := json.NewDecoder(got.Body).Decode(&s); err != nil {
 		return host.Usage{}, failed("measure container "+short(id), err)
@@ -246,8 +246,8 @@ func (c *Client) Usage(ctx context.Context, id string) (host.Usage, error) {
 		}
 	}
 	return host.Usage{
-		CPU:         time.Duration(s.CPUStats.CPUUsage.TotalUsage), //nolint:gosec // nanoseconds
-		MemoryBytes: int64(used),                                   //nolint:gosec // bytes of memory
+		CPU:         time.Duration(s.CPUStats.CPUUsage.TotalUsage),
+		MemoryBytes: int64(used),
 	}, nil
 }
 

@@ -2,13 +2,12 @@ package docker_test
 
 import (
 	"context"
+	"crypto/rand"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
-
-	"crypto/rand"
 
 	cerrdefs "github.com/containerd/errdefs"
 	dockertypes "github.com/docker/docker/api/types/container"
@@ -66,7 +65,7 @@ func raw(t *testing.T) *client.Client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { api.Close() }) //nolint:errcheck // a test's
+	t.Cleanup(func() { api.Close() })
 	return api
 }
 
@@ -75,7 +74,7 @@ func word() string { return "hosttest" + strings.ToLower(rand.Text()[:10]) }
 func script(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "carrel-init")
-	if err := os.WriteFile(path, []byte(text), 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return path

@@ -60,7 +60,7 @@ func (c *Client) Pull(ctx context.Context, ref string, each func(host.PullProgre
 	if err != nil {
 		return pullFailed(ref, failed("pull image "+ref, err))
 	}
-	defer body.Close() //nolint:errcheck // only read
+	defer body.Close()
 	if err := readPull(body, each); err != nil {
 		return pullFailed(ref, err)
 	}

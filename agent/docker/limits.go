@@ -51,8 +51,8 @@ func (c *Client) enginePID(ctx context.Context) (int32, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer conn.Close()                             //nolint:errcheck // nothing was written
-	raw, err := conn.(*net.UnixConn).SyscallConn() //nolint:forcetypeassert // network is unix
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
 	if err != nil {
 		return 0, err
 	}

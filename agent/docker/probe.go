@@ -116,7 +116,7 @@ func (c *Client) importProbe(ctx context.Context, initFile string) (string, erro
 	if err != nil {
 		return "", failed("make the probe's image", err)
 	}
-	defer body.Close() //nolint:errcheck // only read
+	defer body.Close()
 	if _, err := io.Copy(io.Discard, body); err != nil {
 		return "", failed("make the probe's image", err)
 	}
@@ -191,7 +191,7 @@ func (c *Client) apart(ctx context.Context, one, two string) (problem, unavailab
 	if err != nil {
 		return "", "the container's network cannot be entered: " + err.Error()
 	}
-	defer listener.Close() //nolint:errcheck // nothing was written
+	defer listener.Close()
 	dial := func() error {
 		conn, err := net.DialTimeout("tcp4", listener.Addr().String(), probeDial)
 		if err == nil {
@@ -218,7 +218,7 @@ func inNetwork(pid int, fn func() error) error {
 			if err != nil {
 				return err
 			}
-			defer ns.Close() //nolint:errcheck // only read
+			defer ns.Close()
 			if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 				return fmt.Errorf("setns: %w", err)
 			}

@@ -73,7 +73,7 @@ func TestEngineThatIsAway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close() //nolint:errcheck // a test's
+	defer c.Close()
 	_, err = c.Inspect(t.Context(), "x")
 	if host.KindOf(err) != host.KindUnavailable {
 		t.Errorf("inspect: %v", err)

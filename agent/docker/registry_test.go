@@ -73,7 +73,7 @@ func (r *images) push(ref string, layers, size int) string {
 	var diffs []string
 	for range layers {
 		content := make([]byte, size)
-		rand.Read(content) //nolint:errcheck // never fails
+		rand.Read(content)
 		packed, diff := layerOf(r.t, content)
 		list = append(list, descriptor{"application/vnd.docker.image.rootfs.diff.tar.gzip", len(packed), r.blob(repository, packed)})
 		diffs = append(diffs, diff)
@@ -121,7 +121,7 @@ func (r *images) send(method, path, kind string, content []byte) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	defer answer.Body.Close() //nolint:errcheck // a test's
+	defer answer.Body.Close()
 	if answer.StatusCode != http.StatusCreated {
 		text, _ := io.ReadAll(answer.Body)
 		r.t.Fatalf("%s %s: %s: %s", method, path, answer.Status, text)
@@ -177,7 +177,7 @@ func TestCONT03RealRegistry(t *testing.T) {
 			if strings.Contains(r.URL.Path, "/manifests/") {
 				w.Header().Set("Content-Type", "application/json")
 				w.WriteHeader(http.StatusNotFound)
-				fmt.Fprint(w, `{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}`) //nolint:errcheck // a test's
+				fmt.Fprint(w, `{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}`)
 				return true
 			}
 			return false
@@ -216,15 +216,15 @@ func TestCONT04RealRegistry(t *testing.T) {
 		if err != nil {
 			return false
 		}
-		defer answer.Body.Close() //nolint:errcheck // a test's
+		defer answer.Body.Close()
 		if answer.ContentLength < 1<<20 {
 			w.Header().Set("Content-Length", fmt.Sprint(answer.ContentLength))
-			io.Copy(w, answer.Body) //nolint:errcheck // a test's
+			io.Copy(w, answer.Body)
 			return true
 		}
 		w.Header().Set("Content-Length", fmt.Sprint(answer.ContentLength))
-		io.CopyN(w, answer.Body, 1<<20)       //nolint:errcheck // a test's
-		http.NewResponseController(w).Flush() //nolint:errcheck // a test's
+		io.CopyN(w, answer.Body, 1<<20)
+		http.NewResponseController(w).Flush()
 		select {
 		case <-released:
 		case <-req.Context().Done():
@@ -251,7 +251,7 @@ func TestRegistryAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	address := l.Addr().String()
-	l.Close() //nolint:errcheck // it is to be away
+	l.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	err = open(t, nil).Pull(ctx, address+"/x@sha256:"+strings.Repeat("0", 64), none)

@@ -98,8 +98,8 @@ func (h *Host) gather(ctx context.Context) Facts {
 		Problems: slices.Clone(h.opts.Problems), GPUSource: string(gpu.SourceNone),
 	}
 	f.MemoryMiB, f.OS = systemFacts()
-	info, err := h.runtime.Info(ctx)
-	if h.heard(err) == nil {
+	info, err := h.engineInfo(ctx)
+	if err == nil {
 		f.EngineVersion = info.Version
 		if info.OS != "" {
 			f.OS = info.OS
@@ -126,6 +126,28 @@ func (h *Host) gather(ctx context.Context) Facts {
 	f.Unmanaged = sortedUnmanaged(h.strangers)
 	h.mu.Unlock()
 	return f
+}
+
+// infoLife is how long what the engine says of itself holds while it answers: it changes only with the engine.
+const infoLife = time.Minute
+
+// engineInfo asks the engine what it is, at most once in infoLife.
+func (h *Host) engineInfo(ctx context.Context) (EngineInfo, error) {
+	now := h.clock.Now()
+	h.mu.Lock()
+	info, fresh := h.info, !h.infoAt.IsZero() && now.Sub(h.infoAt) < infoLife && h.silentSince.IsZero()
+	h.mu.Unlock()
+	if fresh {
+		return info, nil
+	}
+	info, err := h.runtime.Info(ctx)
+	if h.heard(err) != nil {
+		return EngineInfo{}, err
+	}
+	h.mu.Lock()
+	h.info, h.infoAt = info, now
+	h.mu.Unlock()
+	return info, nil
 }
 
 func (h *Host) gatherGPUs(ctx context.Context, f *Facts, noRuntime string) {
@@ -201,7 +223,7 @@ func below(version string, floor ...int) bool {
 func systemFacts() (memoryMiB int64, os string) {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err == nil {
-		memoryMiB = int64(info.Totalram) * int64(info.Unit) >> 20 //nolint:gosec // far below 2^63
+		memoryMiB = int64(info.Totalram) * int64(info.Unit) >> 20
 	}
 	var name unix.Utsname
 	if err := unix.Uname(&name); err == nil {

@@ -29,9 +29,15 @@ func (t *Times) setDefaults() {
 		at *time.Duration
 		d  time.Duration
 	}{
-		{&t.List, 15 * time.Second}, {&t.Heartbeat, 10 * time.Second}, {&t.Facts, 5 * time.Second}, {&t.Ready, time.Minute},
-		{&t.Stall, 3 * time.Minute}, {&t.Retry, 250 * time.Millisecond}, {&t.RetryMost, 10 * time.Second},
-		{&t.Wait, 500 * time.Millisecond}, {&t.Progress, 500 * time.Millisecond},
+		{&t.List, 15 * time.Second},
+		{&t.Heartbeat, 10 * time.Second},
+		{&t.Facts, 5 * time.Second},
+		{&t.Ready, time.Minute},
+		{&t.Stall, 3 * time.Minute},
+		{&t.Retry, 250 * time.Millisecond},
+		{&t.RetryMost, 10 * time.Second},
+		{&t.Wait, 500 * time.Millisecond},
+		{&t.Progress, 500 * time.Millisecond},
 	} {
 		if *s.at <= 0 {
 			*s.at = s.d
@@ -95,6 +101,8 @@ type Host struct {
 	facts       Facts
 	factsSeq    int64
 	factsMoved  chan struct{}
+	info        EngineInfo
+	infoAt      Moment // zero: never asked
 	probeResult ProbeResult
 	probeDone   bool
 }
@@ -330,6 +338,9 @@ func (h *Host) give(k Key) {
 	}
 	wake(h.volumesWake)
 }
+
+// answered notes whether the engine answered, and returns the error's kind.
+func (h *Host) answered(err error) Kind { return KindOf(h.heard(err)) }
 
 // heard notes whether the engine answered, and returns the error as it came.
 func (h *Host) heard(err error) error {

@@ -40,7 +40,7 @@ func TestALife(t *testing.T) {
 		}
 		about(t, "started", o.StartedAge, 0, 200*time.Millisecond)
 		r.wantNames("carrel-w1-1")
-		time.Sleep(90 * time.Second)
+		pass(90 * time.Second)
 		about(t, "started", r.of(d.Key).StartedAge, 90*time.Second, time.Second)
 
 		r.apply(gone(d))
@@ -57,7 +57,7 @@ func TestALife(t *testing.T) {
 
 		// Gone stays gone, also when it is asked for again.
 		r.apply(d)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		if o := r.of(d.Key); o.Phase != host.PhaseGone {
 			t.Errorf("asked again: %+v", o)
 		}
@@ -89,7 +89,7 @@ func TestSSHKeysChangeLive(t *testing.T) {
 		r.apply(d)
 		r.within(time.Second, d.Key, "told", func(host.Observed) bool { return len(r.inside.config[d.Key]) == 2 })
 		r.apply(d) // nothing new
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		if got := r.inside.config[d.Key]; len(got) != 2 || len(got[1].SSH.AuthorizedKeys) != 1 || got[1].Home != "/home/ana" {
 			t.Errorf("told %+v", got)
 		}
@@ -227,7 +227,7 @@ func TestCONT01NameTaken(t *testing.T) {
 			id := r.of(d.Key).ContainerID
 			r.engine.Vanish("carrel-w1-1")
 			r.engine.Put(host.Container{ID: id, Name: "carrel-w1-1", State: host.StateRemoving, Labels: r.opts.Signer.Labels(d.Key, d.Devices, d.Mounts)})
-			time.Sleep(5 * time.Second)
+			pass(5 * time.Second)
 			if o := r.of(d.Key); o.Phase == host.PhaseGone {
 				t.Errorf("gone while the engine still removes it: %+v", o)
 			}
@@ -317,13 +317,13 @@ func TestVolumeGone(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.applySet(host.Set{Runs: []host.Desired{d}, VolumesGone: []string{"v-w1"}})
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		if _, err := os.Stat(filepath.Join(home, "f")); err != nil {
 			t.Fatalf("removed while in use: %v", err)
 		}
 		r.applySet(host.Set{Runs: []host.Desired{gone(d)}, VolumesGone: []string{"v-w1"}})
 		r.gone(d.Key)
-		time.Sleep(5 * time.Second)
+		pass(5 * time.Second)
 		s := r.observe(0)
 		if !slices.Equal(s.removed, []string{"v-w1"}) {
 			t.Errorf("removed: %v", s.removed)

@@ -152,7 +152,7 @@ func loginOf(passwd string, uid int64) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close()
 	lines := bufio.NewScanner(io.LimitReader(f, 64<<20))
 	for lines.Scan() {
 		fields := strings.Split(lines.Text(), ":")
@@ -237,7 +237,7 @@ func (p *Policy) hostPath(m Mount, sudo bool, dataDir string) string {
 		return fmt.Sprintf("its host path %s %s", path, forbiddenSource(path))
 	case within(path, dataDir) || within(dataDir, path):
 		return fmt.Sprintf("its host path %s holds the agent's own data", path)
-	case sudo && !m.Home && !(m.ReadOnly && m.Public):
+	case sudo && !m.Home && (!m.ReadOnly || !m.Public):
 		return "a pool with sudo may use only mounts that are read-only and declared public; use a pool without sudo, or declare it so"
 	}
 	root, ok := p.rootOf(path)

@@ -91,6 +91,9 @@ func (w *worker) runs(ctx context.Context, d *Desired, r Record, c Container) ne
 	if !r.EngineStarted.Equal(c.StartedAt) && !r.Doomed {
 		return w.restarted(r, c)
 	}
+	if r.Ended.IsZero() {
+		h.journal.Note(w.key, func(r *Record) { r.LastSeen = w.asked })
+	}
 	w.attach(c)
 	switch {
 	case d == nil:

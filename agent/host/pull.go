@@ -156,6 +156,7 @@ func fetchFailed(d *Desired, err error) (Reason, bool) {
 		return Reason{ReasonDiskFull, fmt.Sprintf("the disk of this host has no room for image %s; an admin must make room, then start again: %v", name, err)}, true
 	case KindStalled:
 		return Reason{ReasonPullFailed, fmt.Sprintf("pull of image %s: %v; start again, or look at the registry", name, err)}, true
+	default:
 	}
 	return Reason{ReasonPullFailed, fmt.Sprintf("pull of image %s failed: %v; start again to retry", name, err)}, true
 }

@@ -30,7 +30,7 @@ func TestPullTellsItsProgress(t *testing.T) {
 	bubble(t, func(t *testing.T, r *rig) {
 		r.remote(func(_ context.Context, each func(host.PullProgress)) error {
 			for i := range 10 {
-				time.Sleep(time.Second)
+				pass(time.Second)
 				each(host.PullProgress{Done: int64(i) * 100, Total: 1000, Moment: fmt.Sprint(i)})
 			}
 			return nil
@@ -108,7 +108,7 @@ func TestCONT04StalledAndSlow(t *testing.T) {
 		bubble(t, func(t *testing.T, r *rig) {
 			r.remote(func(_ context.Context, each func(host.PullProgress)) error {
 				for i := range 15 {
-					time.Sleep(time.Minute)
+					pass(time.Minute)
 					each(host.PullProgress{Done: int64(i), Total: 1000, Moment: fmt.Sprint(i)})
 				}
 				return nil
@@ -164,7 +164,7 @@ func TestCONT05SharedPull(t *testing.T) {
 		}
 		both := []host.Desired{pulled("w3", 1), pulled("w4", 1)}
 		r.apply(both...)
-		time.Sleep(5 * time.Second)
+		pass(5 * time.Second)
 		release <- host.Errorf(host.KindInternal, "layer is broken")
 		for _, d := range both {
 			if o := r.gone(d.Key); !strings.Contains(o.Reason.Message, "layer is broken") {
@@ -173,7 +173,7 @@ func TestCONT05SharedPull(t *testing.T) {
 		}
 		last := pulled("w5", 1)
 		r.apply(last)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		release <- nil
 		r.ready(last.Key)
 	})

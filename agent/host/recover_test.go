@@ -25,7 +25,7 @@ func TestREL01AgentRestart(t *testing.T) {
 		journal := r.observe(0).journal
 		starts := r.count("Start")
 		for range 20 {
-			time.Sleep(7 * time.Second)
+			pass(7 * time.Second)
 			r.restart()
 			r.apply(d)
 			o := r.within(5*time.Second, d.Key, "ready", func(o host.Observed) bool { return o.Phase == host.PhaseReady })
@@ -52,13 +52,13 @@ func TestREL02EndedWhileTheAgentWasDown(t *testing.T) {
 		for _, d := range []host.Desired{killed, exited, vanished, lives} {
 			r.ready(d.Key)
 		}
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		r.kill()
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		r.engine.Exit("carrel-w1-1", 137, false)
 		r.engine.Exit("carrel-w2-1", 3, false)
 		r.engine.Vanish("carrel-w3-1")
-		time.Sleep(10 * time.Minute)
+		pass(10 * time.Minute)
 		r.engine.LoseEvents() // an engine keeps only the last ones
 		r.start()
 		r.apply(killed, exited, vanished, lives)
@@ -89,7 +89,7 @@ func TestREL05RemovedOutside(t *testing.T) {
 		d := run("w1", 1)
 		r.apply(d)
 		r.ready(d.Key)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		r.engine.Vanish("carrel-w1-1")
 		o := r.within(time.Second, d.Key, "gone", func(o host.Observed) bool { return o.Phase == host.PhaseGone })
 		wantReason(t, o, host.ReasonRemoved)
@@ -125,25 +125,25 @@ func TestREL06LostEvents(t *testing.T) {
 			return nil
 		}, nil)
 		r.engine.LoseEvents()
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.engine.Exit("carrel-w0-1", 1, false)
 		r.engine.LoseEvents()
 		o := r.within(30*time.Second, runs[0].Key, "gone", func(o host.Observed) bool { return o.Phase == host.PhaseGone })
 		wantReason(t, o, host.ReasonExited)
 		before := r.count("Events")
-		time.Sleep(10 * time.Minute)
+		pass(10 * time.Minute)
 		if n := r.count("Events") - before; n > 100 {
 			t.Errorf("%d connections for events in 10 min", n)
 		}
 		// Cut every 5 s: each gap is compared.
 		r.engine.Fail(nil, nil)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		for i := range 3 {
 			r.engine.LoseEvents()
 			r.engine.Exit(runs[i+1].Key.Container(), 1, false)
 			r.engine.LoseEvents()
 			r.within(30*time.Second, runs[i+1].Key, "gone", func(o host.Observed) bool { return o.Phase == host.PhaseGone })
-			time.Sleep(5 * time.Second)
+			pass(5 * time.Second)
 		}
 	})
 }
@@ -154,7 +154,7 @@ func TestREL04RestartedOutside(t *testing.T) {
 		d := run("w1", 1)
 		r.apply(d)
 		r.ready(d.Key)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		r.engine.Restart("carrel-w1-1")
 		o := r.gone(d.Key)
 		wantReason(t, o, host.ReasonRestarted)
@@ -184,7 +184,7 @@ func TestREL19OlderStampIsRefused(t *testing.T) {
 		if _, err := r.host.Apply(t.Context(), r.stamp, host.Set{Runs: []host.Desired{d}}); err != nil {
 			t.Errorf("the same again: %v", err)
 		}
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		r.wantNames("carrel-w1-1")
 	})
 }
@@ -197,11 +197,11 @@ func TestAbsenceNeverKills(t *testing.T) {
 		r.apply(d)
 		r.ready(d.Key)
 		r.apply()
-		time.Sleep(10 * time.Minute)
+		pass(10 * time.Minute)
 		r.restart()
 		r.stamp.Session++
 		r.apply()
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		r.wantNames("carrel-w1-1")
 		s := r.observe(0)
 		if len(s.facts.Unmanaged) != 1 || s.facts.Unmanaged[0].Key != d.Key || s.facts.Unmanaged[0].Devices[0] != simOne || !s.facts.Unmanaged[0].Running {
@@ -211,7 +211,7 @@ func TestAbsenceNeverKills(t *testing.T) {
 		other := run("w2", 1)
 		other.Devices = d.Devices
 		r.apply(other)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		o := r.of(other.Key)
 		if o.Phase == host.PhaseReady || o.Reason.Code != host.ReasonDeviceBusy {
 			t.Errorf("%+v", o)
@@ -237,7 +237,7 @@ func TestT17Strangers(t *testing.T) {
 		r.engine.Put(host.Container{Name: "carrel-w3-1", State: host.StateRunning, PID: 79, Labels: r.opts.Signer.Labels(host.Key{Workspace: "w3", Epoch: 1}, nil, nil)})
 		r.restart()
 		r.apply(d, run("w3", 1))
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		s := r.observe(0)
 		names := map[string]host.Unmanaged{}
 		for _, u := range s.facts.Unmanaged {
@@ -284,7 +284,7 @@ func TestR5EngineSilent(t *testing.T) {
 		r.ready(d.Key)
 		r.engine.LoseEvents()
 		r.engine.Fail(func(string) error { return host.Errorf(host.KindUnavailable, "no answer") }, nil)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		o := r.of(d.Key)
 		if o.Phase != host.PhaseReady || o.EngineSilent == nil || *o.EngineSilent < 30*time.Second || o.EndedAge != nil {
 			t.Errorf("silent: %+v", o)
@@ -293,7 +293,7 @@ func TestR5EngineSilent(t *testing.T) {
 			t.Errorf("facts: %+v", f)
 		}
 		r.apply(gone(d))
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		if o := r.of(d.Key); o.Phase == host.PhaseGone {
 			t.Errorf("gone without an answer: %+v", o)
 		}
@@ -322,14 +322,14 @@ func TestR19Reboot(t *testing.T) {
 				d := run("w1", 1)
 				r.apply(d)
 				r.ready(d.Key)
-				time.Sleep(time.Minute)
+				pass(time.Minute)
 				r.kill()
-				time.Sleep(time.Hour)
+				pass(time.Hour)
 				r.clock.reboot("boot-2")
-				time.Sleep(10 * time.Second)
+				pass(10 * time.Second)
 				c.after(r)
 				r.engine.LoseEvents()
-				time.Sleep(time.Second)
+				pass(time.Second)
 				r.start()
 				r.apply(d)
 				o := r.gone(d.Key)
@@ -348,9 +348,9 @@ func TestR19Reboot(t *testing.T) {
 			r.apply(d)
 			r.ready(d.Key)
 			r.kill()
-			time.Sleep(time.Minute)
+			pass(time.Minute)
 			r.engine.Exit("carrel-w1-1", 3, false)
-			time.Sleep(time.Hour)
+			pass(time.Hour)
 			r.clock.reboot("boot-2")
 			r.engine.LoseEvents()
 			r.start()
@@ -370,14 +370,14 @@ func TestACCT14ClockSetBack(t *testing.T) {
 		d := run("w1", 1)
 		r.apply(d)
 		r.ready(d.Key)
-		time.Sleep(2 * time.Minute)
+		pass(2 * time.Minute)
 		r.clock.set(-time.Hour)
 		r.engine.Exit("carrel-w1-1", 0, false)
 		o := r.gone(d.Key)
 		about(t, "started", o.StartedAge, 2*time.Minute, 2*time.Second)
 		about(t, "ended", o.EndedAge, 0, 20*time.Second)
 		r.clock.set(0)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		again := r.of(d.Key)
 		about(t, "ended", again.EndedAge, *o.EndedAge+time.Minute, time.Second)
 	})
@@ -403,7 +403,7 @@ func TestDeviceStillHeld(t *testing.T) {
 			func() { r.gpus.samples = nil },
 		} {
 			r.gpus.set(held)
-			time.Sleep(time.Minute)
+			pass(time.Minute)
 			if o := r.of(d.Key); o.Phase != host.PhaseStopping {
 				t.Errorf("%+v", o)
 			}
@@ -457,13 +457,13 @@ func TestR9JournalFull(t *testing.T) {
 		if _, err := r.host.Apply(t.Context(), r.stamp, host.Set{Runs: []host.Desired{d, run("w2", 1)}}); host.KindOf(err) != host.KindUnavailable {
 			t.Errorf("apply: %v", err)
 		}
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		r.wantNames("carrel-w1-1")
 		if o := r.of(d.Key); o.Phase != host.PhaseReady {
 			t.Errorf("%+v", o)
 		}
 		r.engine.Exit("carrel-w1-1", 2, false)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		o := r.of(d.Key)
 		if o.ExitCode == nil || *o.ExitCode != 2 {
 			t.Errorf("the end is told all the same: %+v", o)
@@ -502,7 +502,7 @@ func TestR6EveryCallFails(t *testing.T) {
 					inject(r.engine, nth)
 					r.apply(gone(d))
 					r.gone(d.Key)
-					time.Sleep(30 * time.Second)
+					pass(30 * time.Second)
 					r.wantNames()
 				})
 			}
@@ -638,7 +638,7 @@ func TestObserveInParts(t *testing.T) {
 				return nil
 			})
 		}()
-		time.Sleep(time.Second)
+		pass(time.Second)
 		r.journal.Change(host.Key{Workspace: "new", Epoch: 1}, func(rec *host.Record) { rec.Phase = host.PhaseStarting })
 		if o := <-got; o.Key.Workspace != "new" {
 			t.Errorf("%+v", o)

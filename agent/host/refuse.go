@@ -57,6 +57,9 @@ func (h *Host) refuse(d *Desired) string {
 	if why := checkSizes(d); why != "" {
 		return why
 	}
+	if why := checkNames(d); why != "" {
+		return why
+	}
 	if p.MaxGPUs > 0 && len(d.Devices) > p.MaxGPUs {
 		return fmt.Sprintf("%d devices are more than the %d that the host policy file allows", len(d.Devices), p.MaxGPUs)
 	}
@@ -87,6 +90,12 @@ func checkSizes(d *Desired) string {
 		return fmt.Sprintf("a limit of %d processes is not between 64 and %d", d.PidsLimit, maxPids)
 	case d.StopGrace < 0 || d.StopGrace > maxGrace:
 		return fmt.Sprintf("a stop grace of %s is not between 0 and %s", d.StopGrace, maxGrace)
+	}
+	return ""
+}
+
+func checkNames(d *Desired) string {
+	switch {
 	case !hostName(d.Name):
 		return fmt.Sprintf("the name %q cannot be a host name", d.Name)
 	case d.ImageReference == "" || len(d.ImageReference) > 1024 || strings.ContainsAny(d.ImageReference, " \t\r\n\x00"):

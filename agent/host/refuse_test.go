@@ -133,7 +133,7 @@ func TestSetsThatCannotBe(t *testing.T) {
 		if s, applied := r.journal.Stamp(); applied {
 			t.Errorf("a set that was refused left its stamp %v", s)
 		}
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		r.wantNames()
 	})
 }
@@ -174,18 +174,18 @@ func TestGPU13Environment(t *testing.T) {
 func TestT21DeclaredMounts(t *testing.T) {
 	base := t.TempDir()
 	for _, dir := range []string{"ok/sets", "open", "open/x", "rw", "home/ana"} {
-		if err := os.MkdirAll(filepath.Join(base, dir), 0o755); err != nil { //nolint:gosec // a test's
+		if err := os.MkdirAll(filepath.Join(base, dir), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Chmod(filepath.Join(base, "open"), 0o777); err != nil { //nolint:gosec // that is the test
+	if err := os.Chmod(filepath.Join(base, "open"), 0o777); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink("/etc", filepath.Join(base, "ok", "link")); err != nil {
 		t.Fatal(err)
 	}
 	nosuid := filepath.Join(base, "mounted")
-	if err := os.Mkdir(nosuid, 0o755); err != nil { //nolint:gosec // a test's
+	if err := os.Mkdir(nosuid, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if err := unix.Mount("tmpfs", nosuid, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "size=1m"); err != nil {
@@ -259,7 +259,7 @@ func TestDeviceAndVolumeOneHolder(t *testing.T) {
 		r.apply(one)
 		r.ready(one.Key)
 		r.apply(one, two, three)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		for _, d := range []host.Desired{two, three} {
 			if o := r.of(d.Key); o.Phase == host.PhaseReady || o.Reason.Code != host.ReasonDeviceBusy {
 				t.Errorf("%+v", o)
@@ -268,7 +268,7 @@ func TestDeviceAndVolumeOneHolder(t *testing.T) {
 		r.wantNames("carrel-w1-1")
 		r.restart()
 		r.apply(one, two, three)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		r.wantNames("carrel-w1-1")
 		r.apply(gone(one), two, three)
 		for _, d := range []host.Desired{two, three} {

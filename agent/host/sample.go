@@ -78,16 +78,24 @@ func (h *Host) gpuHeld(ctx context.Context, k Key, ids map[string]bool) string {
 	for id := range ids {
 		d, listed := inv.Find(id)
 		s, sampled := byID[id]
-		switch {
-		case !listed && inv.Problem == "", listed && d.Health.State == gpu.Lost && !sampled:
+		if !sampled && (!listed && inv.Problem == "" || listed && d.Health.State == gpu.Lost) {
 			continue // no longer there: nothing can hold it
-		case !sampled || s.ProcessesState == gpu.Missing || s.ProcessesState == gpu.Stale:
-			return "the GPU driver does not say what runs on " + id
 		}
-		for _, p := range s.Processes {
-			if p.Type == gpu.Compute && (p.Workspace == k.String() || p.Workspace == "" && p.Name == "") {
-				return fmt.Sprintf("process %d is still on %s", p.PID, id)
-			}
+		if why := heldBy(k, id, s); why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
+// heldBy says which process of a run, or of nobody that can be named, is on a device.
+func heldBy(k Key, id string, s gpu.Sample) string {
+	if s.UUID == "" || s.ProcessesState == gpu.Missing || s.ProcessesState == gpu.Stale {
+		return "the GPU driver does not say what runs on " + id
+	}
+	for _, p := range s.Processes {
+		if p.Type == gpu.Compute && (p.Workspace == k.String() || p.Workspace == "" && p.Name == "") {
+			return fmt.Sprintf("process %d is still on %s", p.PID, id)
 		}
 	}
 	return ""

@@ -59,7 +59,7 @@ func (w *worker) gpuRuntime(d *Desired) (n next, ok bool) {
 func (w *worker) fetch(ctx context.Context, d *Desired) (image Image, n next, ok bool) {
 	h := w.host
 	image, err := h.present(ctx, d)
-	switch h.heard(err); KindOf(err) { //nolint:errcheck // used here
+	switch h.answered(err) {
 	case "":
 		return image, next{}, true
 	case KindNotFound:
@@ -77,8 +77,7 @@ func (w *worker) fetch(ctx context.Context, d *Desired) (image Image, n next, ok
 	if err == nil {
 		return image, next{}, false // look again
 	}
-	h.heard(err) //nolint:errcheck // used below
-	if ctx.Err() == nil {
+	if kind := h.answered(err); kind != KindUnavailable && ctx.Err() == nil {
 		if reason, final := fetchFailed(d, err); final && context.Cause(ctx) == nil && !isChanged(err) {
 			return image, w.doom(reason), false
 		}
@@ -119,7 +118,7 @@ func (w *worker) create(ctx context.Context, d *Desired, image Image) next {
 		return w.retry("write its journal", err)
 	}
 	id, err := h.runtime.Create(ctx, h.spec(d, image, dir))
-	switch h.heard(err); KindOf(err) { //nolint:errcheck // used here
+	switch h.answered(err) {
 	case "":
 	case KindConflict, KindNotFound, KindUnavailable:
 		// Somebody has the name, or the image went, or who knows: look again.
@@ -139,12 +138,13 @@ func (w *worker) create(ctx context.Context, d *Desired, image Image) next {
 func (w *worker) launch(ctx context.Context, d *Desired, id string) next {
 	h := w.host
 	err := h.runtime.Start(ctx, id)
-	switch h.heard(err); KindOf(err) { //nolint:errcheck // used here
+	switch h.answered(err) {
 	case "":
 		w.failures = 0
 		return next{}
 	case KindConflict, KindNotFound, KindUnavailable:
 		return w.retry("start the container", err)
+	default:
 	}
 	return w.doom(startFailed(d, err))
 }

@@ -27,10 +27,10 @@ func (h *Host) makeRoots() error {
 		if err != nil {
 			return fmt.Errorf("look at %s: %w", dir, err)
 		}
-		if uid, ok := ownerOf(info); !info.IsDir() || !ok || uid != uint32(os.Geteuid()) { //nolint:gosec // a uid
+		if uid, ok := ownerOf(info); !info.IsDir() || !ok || uid != uint32(os.Geteuid()) {
 			return fmt.Errorf("%s is not a directory of the agent's own", dir)
 		}
-		if err := os.Chmod(dir, 0o700); err != nil { //nolint:gosec // a directory
+		if err := os.Chmod(dir, 0o700); err != nil {
 			return fmt.Errorf("close %s to others: %w", dir, err)
 		}
 	}
@@ -183,7 +183,7 @@ func (h *Host) diskFree() (mib int64, err error) {
 	if err := unix.Statfs(h.opts.DataDir, &st); err != nil {
 		return 0, fmt.Errorf("look at the space in %s: %w", h.opts.DataDir, err)
 	}
-	return int64(st.Bavail) * st.Bsize >> 20, nil //nolint:gosec // far below 2^63
+	return int64(st.Bavail) * st.Bsize >> 20, nil
 }
 
 func ownerOf(info fs.FileInfo) (uid uint32, ok bool) {

@@ -31,6 +31,7 @@ func (h *Host) eventLoop(ctx context.Context) {
 		h.log.Debug("the engine's events ended; listening again", "error", err)
 		if time.Since(begin) > h.opts.Times.RetryMost {
 			wait = h.opts.Times.Retry
+			h.compare(ctx) // finds out at once whether the engine is there
 		}
 		select {
 		case <-ctx.Done():
@@ -92,9 +93,8 @@ func (h *Host) listLoop(ctx context.Context) {
 	}
 }
 
-// compare lists all containers once and wakes each run whose container is not as it was known.
+// compare lists all containers once and has each run look at its own: only that tells one start of a container from another.
 func (h *Host) compare(ctx context.Context) {
-	asked := h.clock.Now()
 	containers, err := h.runtime.List(ctx)
 	if h.heard(err) != nil {
 		return
@@ -105,12 +105,7 @@ func (h *Host) compare(ctx context.Context) {
 	}
 	for _, r := range h.journal.Records((*Record).live) {
 		c, there := byID[r.ContainerID]
-		if there && c.State.Running() && r.running() {
-			h.journal.Note(r.Key, func(r *Record) { r.LastSeen = asked })
-		}
-		if !there || c.State.Running() != r.running() {
-			h.wakeRun(r.Key, !there || !c.State.Running())
-		}
+		h.wakeRun(r.Key, r.running() && (!there || !c.State.Running()))
 	}
 	h.unmanaged(ctx, containers)
 }
@@ -138,40 +133,53 @@ func (h *Host) unmanaged(ctx context.Context, containers []Container) {
 			continue
 		}
 		u := Unmanaged{Name: c.Name, Running: c.State.Running()}
-		verified, signed := h.opts.Signer.Verify(c.Labels)
-		if signed {
+		if verified, signed := h.opts.Signer.Verify(c.Labels); signed {
 			u.Key, u.Devices = verified.Key, verified.Devices
-			r, known := h.journal.Record(u.Key)
-			d, _ := h.desiredOf(u.Key)
-			if d != nil && (!known || r.Phase != PhaseGone) && (r.ContainerID == c.ID || r.ContainerID == "") {
-				continue // its worker sees to it
+			managed, leftover := h.standing(c, u.Key)
+			if managed {
+				continue
 			}
-			if known && r.Phase != PhaseGone && r.ContainerID == c.ID && !h.known() {
-				continue // adopted; the gateway has not spoken yet
-			}
-			if c.State == StateCreated && h.known() && (!known || r.Phase == PhaseGone) {
+			if leftover {
 				leftovers = append(leftovers, c.ID)
 				continue
 			}
 		}
 		found[c.ID] = u
 	}
-	h.mu.Lock()
-	changed := !slices.EqualFunc(sortedUnmanaged(h.strangers), sortedUnmanaged(found), equalUnmanaged)
-	for id, u := range found {
-		if _, old := h.strangers[id]; !old {
-			h.log.Warn("a container that no one asks for", "name", u.Name, "signed", u.Key.valid(), "running", u.Running)
-		}
-	}
-	h.strangers = found
-	h.mu.Unlock()
-	if changed {
-		wake(h.factsWake)
-	}
+	h.showStrangers(found)
 	for _, id := range leftovers {
 		if err := h.heard(h.runtime.Remove(ctx, id)); err != nil {
 			h.log.Warn("a container that never ran could not be removed", "id", id, "error", err)
 		}
+	}
+}
+
+// standing says whether a worker sees to a signed container, or whether it was made and never started, and is nobody's now.
+func (h *Host) standing(c Container, k Key) (managed, leftover bool) {
+	r, known := h.journal.Record(k)
+	d, _ := h.desiredOf(k)
+	alive := !known || r.Phase != PhaseGone
+	switch {
+	case d != nil && alive && (r.ContainerID == c.ID || r.ContainerID == ""):
+		return true, false
+	case known && alive && r.ContainerID == c.ID && !h.known():
+		return true, false // adopted; the gateway has not spoken yet
+	}
+	return false, c.State == StateCreated && h.known() && (!known || !alive)
+}
+
+func (h *Host) showStrangers(found map[string]Unmanaged) {
+	h.mu.Lock()
+	old := h.strangers
+	h.strangers = found
+	h.mu.Unlock()
+	for id, u := range found {
+		if _, shown := old[id]; !shown {
+			h.log.Warn("a container that no one asks for", "name", u.Name, "signed", u.Key.valid(), "running", u.Running)
+		}
+	}
+	if !slices.EqualFunc(sortedUnmanaged(old), sortedUnmanaged(found), equalUnmanaged) {
+		wake(h.factsWake)
 	}
 }
 
@@ -187,6 +195,11 @@ func (h *Host) heartbeatLoop(ctx context.Context) {
 			continue
 		}
 		h.compare(ctx)
+		select { // the runs look at their containers meanwhile
+		case <-ctx.Done():
+			return
+		case <-h.after(h.opts.Times.Retry):
+		}
 		if err := h.journal.Commit(); err != nil {
 			h.log.Warn("the journal cannot be written", "error", err)
 		}

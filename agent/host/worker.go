@@ -19,6 +19,7 @@ type worker struct {
 	interrupt context.CancelCauseFunc // of the wait in progress that a change may cut short
 
 	// The loop's own.
+	asked      Moment // when the engine was last asked
 	created    string // container that this worker made and has not seen started
 	attached   int    // process that carrel-init's link was told of
 	configured int64  // version that carrel-init confirmed
@@ -139,10 +140,10 @@ func (w *worker) step(ctx context.Context) next {
 	if name == "" {
 		name = w.key.Container()
 	}
+	w.asked = h.clock.Now()
 	c, err := h.runtime.Inspect(ctx, name)
-	h.heard(err) //nolint:errcheck // used below
 	switch {
-	case KindOf(err) == KindNotFound:
+	case h.answered(err) == KindNotFound:
 		return w.absent(ctx, d, r)
 	case err != nil:
 		return w.retry("look at the container", err)

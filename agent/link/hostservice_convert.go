@@ -112,7 +112,7 @@ func observedProto(o *host.Observed) *agentv1.ObservedRun {
 		PullBytesDone: o.PullDone, PullBytesTotal: o.PullTotal, Sudo: o.Sudo, ImageDigest: o.ImageDigest, EngineSilent: ageProto(o.EngineSilent),
 	}
 	if o.ExitCode != nil {
-		code := int32(*o.ExitCode) //nolint:gosec // 0 to 255
+		code := int32(*o.ExitCode)
 		out.ExitCode = &code
 	}
 	for _, line := range o.LogTail {
@@ -131,7 +131,7 @@ func ageProto(d *time.Duration) *durationpb.Duration {
 func factsProto(f *host.Facts) *agentv1.HostFacts {
 	out := &agentv1.HostFacts{
 		BootId: f.BootID, AgentVersion: f.AgentVersion, EngineVersion: f.EngineVersion, Os: f.OS,
-		Cpus: int32(f.CPUs), MemoryMib: f.MemoryMiB, DiskFreeMib: f.DiskFreeMiB, //nolint:gosec // counts
+		Cpus: int32(f.CPUs), MemoryMib: f.MemoryMiB, DiskFreeMib: f.DiskFreeMiB,
 		GpuSource: f.GPUSource, DriverVersion: f.DriverVersion, CudaVersion: f.CUDAVersion,
 		Clock: timestamppb.New(f.Clock), ReservedCpuMillis: f.ReservedCPUMillis, ReservedMemoryMib: f.ReservedMemoryMiB,
 	}
@@ -155,7 +155,7 @@ func deviceProto(d host.Device) *agentv1.HostDevice {
 		kind = "mig"
 	}
 	return &agentv1.HostDevice{
-		Id: d.UUID, Index: int32(d.Index), Product: d.Device.Model, Model: d.ModelKey, MemoryMib: d.MemoryMiB, //nolint:gosec // a small number
+		Id: d.UUID, Index: int32(d.Index), Product: d.Model, Model: d.ModelKey, MemoryMib: d.MemoryMiB,
 		ComputeCapability: d.ComputeCapability, PciBusId: d.PCIBusID, Kind: kind, Parent: d.Parent, Simulated: d.Simulated,
 		Health: d.State, HealthReason: validText(d.Reason),
 	}

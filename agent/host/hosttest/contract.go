@@ -127,18 +127,7 @@ func life(t *testing.T, b Bench) {
 	for range 2 {
 		wantKind(t, "start", b.Runtime.Start(ctx, id), "")
 	}
-	c = b.inspect(t, id)
-	if !c.State.Running() || c.PID == 0 || time.Since(c.StartedAt) > patience {
-		t.Errorf("running: %+v", c)
-	}
-	if u, err := b.Runtime.Usage(ctx, id); err != nil || u.MemoryBytes <= 0 {
-		t.Errorf("usage %+v, %v", u, err)
-	}
-	list, err := b.Runtime.List(ctx)
-	if i := slices.IndexFunc(list, func(c host.Container) bool { return c.ID == id }); err != nil || i < 0 ||
-		list[i].Name != k.Container() || !list[i].State.Running() || list[i].Labels[host.LabelWorkspace] != k.Workspace {
-		t.Errorf("list: %+v, %v", list, err)
-	}
+	b.runs(t, id, k)
 	for range 2 {
 		wantKind(t, "stop", b.Runtime.Stop(ctx, id, 5*time.Second), "")
 	}
@@ -149,8 +138,25 @@ func life(t *testing.T, b Bench) {
 	for range 2 {
 		wantKind(t, "remove", b.Runtime.Remove(ctx, id), "")
 	}
-	_, err = b.Runtime.Inspect(ctx, id)
+	_, err := b.Runtime.Inspect(ctx, id)
 	wantKind(t, "inspect", err, host.KindNotFound)
+}
+
+// runs checks what is told of a container that runs.
+func (b Bench) runs(t *testing.T, id string, k host.Key) {
+	t.Helper()
+	c := b.inspect(t, id)
+	if !c.State.Running() || c.PID == 0 || time.Since(c.StartedAt) > patience {
+		t.Errorf("running: %+v", c)
+	}
+	if u, err := b.Runtime.Usage(t.Context(), id); err != nil || u.MemoryBytes <= 0 {
+		t.Errorf("usage %+v, %v", u, err)
+	}
+	list, err := b.Runtime.List(t.Context())
+	if i := slices.IndexFunc(list, func(c host.Container) bool { return c.ID == id }); err != nil || i < 0 ||
+		list[i].Name != k.Container() || !list[i].State.Running() || list[i].Labels[host.LabelWorkspace] != k.Workspace {
+		t.Errorf("list: %+v, %v", list, err)
+	}
 }
 
 func deaths(t *testing.T, b Bench) {
@@ -214,7 +220,7 @@ func lastLines(t *testing.T, b Bench) {
 		if time.Now().After(deadline) {
 			t.Fatalf("lines %q, want %q", got, b.Lines)
 		}
-		time.Sleep(20 * time.Millisecond) // until the process has written
+		time.Sleep(20 * time.Millisecond)
 	}
 }
 

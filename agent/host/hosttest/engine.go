@@ -511,7 +511,7 @@ func (e *Engine) RemoveVolume(ctx context.Context, name string) error {
 
 func newID() string {
 	var b [32]byte
-	rand.Read(b[:]) //nolint:errcheck // never fails
+	rand.Read(b[:])
 	return hex.EncodeToString(b[:])
 }
 
