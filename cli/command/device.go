@@ -265,7 +265,7 @@ func deviceList(now time.Time) output.List[deviceView] {
 // watchDevices shows all devices at each change.
 func (a *app) watchDevices(ctx context.Context, api *api, pool string, show func([]deviceView) error) error {
 	screen := newScreen(a)
-	return api.keepUp(ctx, func(text string) { a.say("carrel: %s", text) }, func(ctx context.Context, alive func()) (bool, error) {
+	return api.keepUp(ctx, persistence{lost: func(text string) { a.say("carrel: %s", text) }}, func(ctx context.Context, alive func()) (bool, error) {
 		stream, err := api.devices.Watch(ctx, connect.NewRequest(&carrelv1.DeviceServiceWatchRequest{Pool: pool}))
 		if err != nil {
 			return false, err

@@ -35,14 +35,15 @@ const (
 
 // failure is an error with an exit code of its own; an empty text was said already.
 type failure struct {
-	code int
-	text string
+	code  int
+	text  string
+	ended bool // the token is no longer good
 }
 
 func (f *failure) Error() string { return f.text }
 
 func failf(code int, format string, args ...any) error {
-	return &failure{code, fmt.Sprintf(format, args...)}
+	return &failure{code: code, text: fmt.Sprintf(format, args...)}
 }
 
 func usagef(format string, args ...any) error { return failf(exitUsage, format, args...) }
@@ -61,7 +62,7 @@ func asSSH(err error) error {
 	if err == nil || errors.As(err, &r) {
 		return err
 	}
-	return &failure{exitSSH, message(err)}
+	return &failure{code: exitSSH, text: message(err)}
 }
 
 func message(err error) string {
@@ -125,7 +126,7 @@ func (a *api) rpcError(ctx context.Context, err error) error {
 	case ce.Code() == connect.CodeUnimplemented:
 		return a.versionError(ctx, ce)
 	case ce.Code() == connect.CodeUnauthenticated:
-		return failf(exitSignIn, "%s", a.signInText(ce.Message()))
+		return &failure{code: exitSignIn, text: a.signInText(ce.Message()), ended: true}
 	case connect.IsWireError(err):
 		return failf(codeOf(ce.Code()), "%s", sentence(ce))
 	default:

@@ -102,7 +102,7 @@ func (a *app) watchList(ctx context.Context, o listOptions) error {
 			})
 			return screen.draw(func() error { return writeList(a, workspaceList(o.all, a.sys.Now()), rows, o.listFlags) })
 		},
-		Lost: func(text string) { a.say("%s", text) },
+		Lost: func(text string) { a.say("carrel: %s", text) },
 	})
 }
 

@@ -63,15 +63,21 @@ func (a *app) revokeOwn(ctx context.Context, dep config.Deployment) error {
 	}
 	if dep.KeyID != "" {
 		_, err := api.auth.RevokeDeviceKey(ctx, connect.NewRequest(&carrelv1.RevokeDeviceKeyRequest{Id: dep.KeyID}))
-		if err != nil && !hasCode(err, exitNotFound, exitSignIn) {
+		if err != nil && !hasCode(err, exitNotFound) && !sessionEnded(err) {
 			return err
 		}
 	}
 	_, err = api.auth.SignOut(ctx, connect.NewRequest(&carrelv1.SignOutRequest{}))
-	if hasCode(err, exitSignIn) {
+	if sessionEnded(err) {
 		return nil
 	}
 	return err
+}
+
+// sessionEnded reports whether a call was refused since its token is no longer good.
+func sessionEnded(err error) bool {
+	var f *failure
+	return errors.As(err, &f) && f.ended
 }
 
 func hasCode(err error, codes ...int) bool {

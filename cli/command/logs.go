@@ -80,7 +80,7 @@ func (a *app) logs(ctx context.Context, ref string, o logsOptions) error {
 	if o.follow {
 		quiet := *api
 		quiet.timeout.Silence = quiet.timeout.Reconnect // a program may write nothing for long
-		return quiet.keepUp(ctx, func(text string) { a.say("carrel: %s", text) }, once)
+		return quiet.keepUp(ctx, persistence{lost: func(text string) { a.say("carrel: %s", text) }}, once)
 	}
 	_, err = once(ctx, func() {})
 	if errors.Is(err, context.Canceled) {

@@ -168,7 +168,7 @@ func (a *app) waitEnded(ctx context.Context, api *api, w *carrelv1.Workspace, qu
 	}
 	done, err := seen(w)
 	if !done && err == nil {
-		err = api.watch(ctx, &carrelv1.WatchRequest{Workspace: w.GetId()}, watchEvents{State: seen, Lost: func(text string) { p.Say("carrel: " + text) }})
+		err = api.watch(ctx, &carrelv1.WatchRequest{Workspace: w.GetId()}, watchEvents{State: seen, Lost: func(text string) { p.Say("carrel: " + text) }, Patient: true})
 	}
 	p.Done()
 	if hasCode(err, exitInterrupted) {

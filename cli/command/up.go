@@ -57,13 +57,15 @@ that. A second Ctrl-C ends carrel at once.`,
 	cmd.Flags().BoolVar(&o.recreate, "recreate", false, "on a workspace that exists: take the options now, which restarts it")
 	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
 	cmd.Flags().BoolVarP(&o.quiet, "quiet", "q", false, "no plan and no progress")
-	cmd.MarkFlagsMutuallyExclusive("update", "recreate")
 	return cmd
 }
 
 func (a *app) up(ctx context.Context, o upOptions) error {
 	if f, err := a.format(o.format); err != nil || (f == output.CSV && o.format != "") {
 		return firstError(err, usagef("-o csv is for lists; use table or json here"))
+	}
+	if o.update && o.recreate {
+		return usagef("--update and --recreate exclude each other")
 	}
 	change, err := o.parse() // what was asked for on this command line
 	if err != nil {

@@ -255,6 +255,9 @@ func newUserSet(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if noGroups && len(f.groups) > 0 {
+				return usagef("--group and --no-groups exclude each other")
+			}
 			if noGroups {
 				u.Groups, fields = nil, append(fields, "groups")
 			}
@@ -266,7 +269,6 @@ func newUserSet(a *app) *cobra.Command {
 	}
 	f.register(cmd)
 	cmd.Flags().BoolVar(&noGroups, "no-groups", false, "no other groups")
-	cmd.MarkFlagsMutuallyExclusive("group", "no-groups")
 	return cmd
 }
 

@@ -39,7 +39,7 @@ func (a *app) waitReady(ctx context.Context, api *api, o waitFor) (*carrelv1.Wor
 	if !done && err == nil {
 		err = api.watch(ctx, &carrelv1.WatchRequest{Workspace: last.GetId()}, watchEvents{
 			State: seen,
-			Lost:  func(text string) { p.Say("carrel: " + text) },
+			Lost:  func(text string) { p.Say("carrel: " + text) }, Patient: true,
 		})
 	}
 	p.Done()

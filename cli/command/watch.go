@@ -25,12 +25,13 @@ type watchEvents struct {
 	State   func(*carrelv1.Workspace) (done bool, err error) // one state
 	Settled func() error                                     // the picture is whole again
 	Lost    func(text string)                                // the gateway is not reached; tried again
+	Patient bool                                             // see persistence
 }
 
 // watch follows workspaces until State says done, an error that will not pass, or the end of ctx, which is no error of
 // its own. A gateway that goes away is waited for, timeout.reconnect at most.
 func (c *api) watch(ctx context.Context, req *carrelv1.WatchRequest, on watchEvents) error {
-	return c.keepUp(ctx, on.Lost, func(ctx context.Context, alive func()) (bool, error) {
+	return c.keepUp(ctx, persistence{lost: on.Lost, patient: on.Patient}, func(ctx context.Context, alive func()) (bool, error) {
 		stream, err := c.workspaces.Watch(ctx, connect.NewRequest(req))
 		if err != nil {
 			return false, err
@@ -59,24 +60,30 @@ func (c *api) watch(ctx context.Context, req *carrelv1.WatchRequest, on watchEve
 	})
 }
 
+// persistence says what to do about a gateway that is not reached.
+type persistence struct {
+	lost    func(text string)
+	patient bool // wait for it also when it was not reached even once
+}
+
 // keepUp runs a stream again and again until it is done. once calls alive at each message.
-func (c *api) keepUp(ctx context.Context, lost func(string), once func(ctx context.Context, alive func()) (done bool, err error)) error {
+func (c *api) keepUp(ctx context.Context, p persistence, once func(ctx context.Context, alive func()) (done bool, err error)) error {
 	pause := reconnectFirst
-	heard := time.Now()
+	heard, reached := time.Now(), p.patient
 	for {
-		done, err := c.guarded(ctx, once, func() { pause, heard = reconnectFirst, time.Now() })
+		done, err := c.guarded(ctx, once, func() { pause, heard, reached = reconnectFirst, time.Now(), true })
 		switch {
 		case done:
 			return err
 		case ctx.Err() != nil:
 			return failf(exitInterrupted, "interrupted")
-		case !passing(err):
+		case !reached && err != nil, !passing(err):
 			return c.rpcError(ctx, err)
 		case time.Since(heard) > c.timeout.Reconnect:
 			return c.rpcError(ctx, err)
 		}
-		if lost != nil {
-			lost("the gateway is not reached (" + reason(err) + "); trying again")
+		if p.lost != nil {
+			p.lost("the gateway is not reached (" + reason(err) + "); trying again")
 		}
 		if !sleep(ctx, pause) {
 			return failf(exitInterrupted, "interrupted")

@@ -8,6 +8,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+	"time"
+)
+
+const (
+	tempMark = ".new-"     // stands in the names of files that are being written
+	leftover = time.Minute // age from which such a file has no writer any more; writing takes milliseconds
 )
 
 // maxLinks is how many symbolic links in a row are followed; the same bound as the Linux kernel's (path_resolution(7)).
@@ -106,7 +113,8 @@ func Resolve(path string) (string, error) {
 
 // replace writes a new file beside path and renames it over path.
 func replace(path string, content []byte, mode fs.FileMode) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".new-*")
+	sweep(path)
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+tempMark+"*")
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
@@ -120,6 +128,23 @@ func replace(path string, content []byte, mode fs.FileMode) error {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return syncDir(filepath.Dir(path))
+}
+
+// sweep removes what a writer that was killed left behind.
+func sweep(path string) {
+	dir, prefix := filepath.Dir(path), "."+filepath.Base(path)+tempMark
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), prefix) {
+			continue
+		}
+		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > leftover {
+			_ = os.Remove(filepath.Join(dir, e.Name()))
+		}
+	}
 }
 
 func fill(f *os.File, content []byte, mode fs.FileMode) error {
