@@ -109,17 +109,19 @@ func (s *service) DialBack(_ context.Context, req *connect.Request[agentv1.Works
 	return connect.NewResponse(&agentv1.WorkspaceServiceDialBackResponse{}), nil
 }
 
-// Stop tells the sessions why, and then has everything inside ended. The connection ends with it.
-func (s *service) Stop(_ context.Context, req *connect.Request[agentv1.StopRequest]) (*connect.Response[agentv1.StopResponse], error) {
+// Stop tells the sessions why, and then, once the answer is on its way, has everything inside ended.
+func (s *service) Stop(ctx context.Context, req *connect.Request[agentv1.StopRequest]) (*connect.Response[agentv1.StopResponse], error) {
 	grace := DefaultGrace
 	if d := req.Msg.GetGrace(); d != nil {
 		grace = max(d.AsDuration(), 0)
 	}
 	s.serve.host.setStopReason(req.Msg.GetReason())
 	s.serve.sessions.stop(s.serve.host.stopReason(), stopWait)
-	if err := s.serve.orderStop(grace); err != nil {
-		return nil, connect.NewError(connect.CodeInternal, fmt.Errorf("order the stop: %w", err))
-	}
+	context.AfterFunc(ctx, func() {
+		if err := s.serve.orderStop(grace); err != nil {
+			s.serve.log.Error("order the stop", "err", err)
+		}
+	})
 	return connect.NewResponse(&agentv1.StopResponse{}), nil
 }
 

@@ -252,6 +252,9 @@ func (s *sessions) takeBack(c control.Caller) error {
 		return errors.New("first message is no hello")
 	}
 	e := &entry{id: msg.Hello.ID, conn: c.Conn, pidfd: -1, gone: make(chan struct{})}
+	if cfg, err := s.host.current(); err == nil && cfg.user.UID != c.UID {
+		return fmt.Errorf("process of uid %d: sessions have %d", c.UID, cfg.user.UID)
+	}
 	if msg.Hello.Login != nil {
 		e.key = msg.Hello.Login.Fingerprint
 	}

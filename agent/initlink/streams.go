@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"maps"
 	"net"
 	"time"
 
@@ -23,11 +24,20 @@ type streams struct {
 }
 
 // ask is one dial-back under way. A taker gets the connection; without one it goes to the idle ones.
-type ask struct{ taker chan *net.UnixConn }
+type ask struct {
+	taker chan *net.UnixConn
+	until time.Time // when nobody waits for it any more
+}
+
+// expire forgets dial-backs that did not come.
+func (s *streams) expire(now time.Time) {
+	maps.DeleteFunc(s.asked, func(_ string, a *ask) bool { return now.After(a.until) })
+}
 
 func (s *streams) takeAll() []*net.UnixConn {
 	idle := s.idle
 	s.idle = nil
+	maps.DeleteFunc(s.asked, func(_ string, a *ask) bool { return a.taker == nil }) // those that were to become idle
 	return idle
 }
 
@@ -133,7 +143,7 @@ func (r *run) dialled(ctx context.Context) (*net.UnixConn, error) {
 		conn.Close()
 	default:
 	}
-	if err := r.ctx.Err(); err != nil {
+	if r.ctx.Err() != nil {
 		return nil, ErrClosed
 	}
 	return nil, fmt.Errorf("carrel-init did not dial back: %w", context.Cause(ctx))
@@ -145,13 +155,14 @@ func (r *run) askFor(ctx context.Context, taker chan *net.UnixConn) (string, err
 	if err != nil {
 		return "", err
 	}
-	nonce := rand.Text()
+	nonce, now := rand.Text(), time.Now()
 	r.mu.Lock()
+	r.streams.expire(now)
 	if len(r.streams.asked) >= maxAsked {
 		r.mu.Unlock()
 		return "", fmt.Errorf("%d streams are being opened already", maxAsked)
 	}
-	r.streams.asked[nonce] = &ask{taker: taker}
+	r.streams.asked[nonce] = &ask{taker: taker, until: now.Add(r.opts.StreamWait)}
 	r.mu.Unlock()
 	req := connect.NewRequest(&agentv1.WorkspaceServiceDialBackRequest{Nonce: nonce, Count: 1})
 	if _, err := client.DialBack(ctx, req); err != nil {
@@ -179,6 +190,7 @@ func (r *run) refill() {
 		defer cancel()
 		for {
 			r.mu.Lock()
+			r.streams.expire(time.Now())
 			missing := r.opts.Pool - len(r.streams.idle)
 			for _, a := range r.streams.asked {
 				if a.taker == nil {

@@ -170,24 +170,31 @@ func (c *command) copyOutput(r *os.File, to io.Writer) {
 // unreaped until then: so its process group's number cannot become someone else's while a signal may be sent to it.
 func (c *command) finish(cmd *exec.Cmd) {
 	ended := make(chan error, 1)
-	go func() { ended <- waitNoReap(cmd.Process.Pid) }() // after a hang-up it may outlive us, with a process that ignores SIGHUP
+	go func() { ended <- waitNoReap(cmd.Process.Pid) }()
 	select {
 	case err := <-ended:
 		if err != nil {
 			c.server.log.Warn("wait for command", "err", err)
 		}
 	case <-c.hungUp:
-		c.closeInput()
+		go func() { // outlives the connection when the program ignores SIGHUP, as it may
+			<-ended
+			c.reap(cmd)
+		}()
 		return
 	}
 	status := exitOf(cmd.Process.Pid)
 	c.sendExitOf(status)
 	c.closeInput()
 	c.drain()
+	c.reap(cmd)
+}
+
+func (c *command) reap(cmd *exec.Cmd) {
 	c.mu.Lock()
 	c.group = 0
 	c.mu.Unlock()
-	_ = cmd.Wait() // reaps; how it ended is known
+	_ = cmd.Wait() // how it ended is known
 }
 
 // drain waits for the output: on pipes until their last writer is gone, on a terminal until it is empty.

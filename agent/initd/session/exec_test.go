@@ -1,6 +1,7 @@
 package session
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/rand"
 	"crypto/sha256"
@@ -251,4 +252,19 @@ func TestStopTellsSessionsWhy(t *testing.T) {
 	if got.status == 0 || strings.Count(got.stderr, "carrel: workspace stopped: by its owner\n") != 1 || got.took > 10*time.Second {
 		t.Errorf("%+v", got)
 	}
+}
+
+func TestClosedChannelLeavesNoZombie(t *testing.T) {
+	r := newRig(t)
+	client := r.client()
+	s, err := client.NewSession()
+	r.must(err)
+	out, err := s.StdoutPipe()
+	r.must(err)
+	r.must(s.Start("echo $$; exec sleep 1000"))
+	pid, err := bufio.NewReader(out).ReadString('\n')
+	r.must(err)
+	r.must(s.Close()) // the connection stays
+	stat := "/proc/" + strings.TrimSpace(pid)
+	eventually(t, 5*time.Second, "the process is gone, also as a zombie", func() bool { _, err := os.Stat(stat); return os.IsNotExist(err) })
 }
