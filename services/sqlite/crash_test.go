@@ -202,7 +202,6 @@ func spawn(t *testing.T, path string, lines int) []string {
 }
 
 func TestKilledGatewayLosesNothingAcknowledged_R1(t *testing.T) {
-	kills := 50
 	r := newRoom(t)
 	r.facts(r.h1.ID, devices("G0", "G1", "G2", "G3", "G4", "G5", "G6", "G7"))
 	path := r.Path()
@@ -247,7 +246,7 @@ func TestWritersReportsAndCopiesDoNotLockEachOther_ACCT17(t *testing.T) {
 	r.ok(r.Close())
 	acknowledged := 0
 	for range 2 {
-		for _, line := range spawn(t, path, 500) {
+		for _, line := range spawn(t, path, busyLines) {
 			if strings.HasPrefix(line, "ERROR") {
 				t.Fatal(line)
 			}
