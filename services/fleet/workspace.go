@@ -28,7 +28,7 @@ const (
 var transitions = map[State][]State{
 	StateQueued:   {StatePulling, StateStarting, StateRunning, StateStopping, StateStopped, StateFailed, StateDeleted},
 	StatePulling:  {StateStarting, StateRunning, StateStopping, StateStopped, StateFailed, StateQueued},
-	StateStarting: {StateRunning, StateStopping, StateStopped, StateFailed, StateQueued},
+	StateStarting: {StatePulling, StateRunning, StateStopping, StateStopped, StateFailed, StateQueued},
 	StateRunning:  {StateStopping, StateStopped, StateFailed, StateQueued},
 	StateStopping: {StateStopped, StateFailed, StateDeleted, StateQueued},
 	StateStopped:  {StateQueued, StateDeleted},
