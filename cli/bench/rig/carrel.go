@@ -281,29 +281,39 @@ func (c *Carrel) Container(ctx context.Context, e *Engine, name string) (Contain
 	return Container{}, fmt.Errorf("no container of workspace %s (%s) runs", name, w.ID)
 }
 
-// RemoveAll removes all workspaces with their homes, and whatever the engine has left of them afterwards, which it names.
+// RemoveAll removes all workspaces, and then, also where the gateway does not answer, whatever the engine has of them; it
+// names the containers. Volumes stay restorable for days after a delete, so that those are taken away without being named.
 func (c *Carrel) RemoveAll(ctx context.Context, e *Engine) (left []string, err error) {
-	out, _, err := c.CLI(ctx, "ls", "-o", "json")
-	if err != nil {
-		return nil, err
-	}
-	var list []Workspace
-	if err := json.Unmarshal([]byte(out), &list); err != nil {
-		return nil, fmt.Errorf("`carrel ls -o json`: %w", err)
-	}
-	var faults []error
-	for _, w := range list {
-		if _, _, err := c.CLI(ctx, "rm", w.ID, "--volume", "--yes"); err != nil {
-			faults = append(faults, err)
-		}
-		found, err := e.Containers(ctx, "carrel-"+w.ID+"-")
+	faults := []error{c.removeWorkspaces(ctx)}
+	volumes, err := e.VolumesUnder(ctx, c.dir)
+	faults = append(faults, err)
+	for _, v := range volumes {
+		found, err := e.Using(ctx, v)
 		faults = append(faults, err)
 		for _, f := range found {
 			left = append(left, "container "+f.Name)
 			faults = append(faults, e.Remove(ctx, f.ID))
 		}
+		faults = append(faults, e.RemoveVolume(ctx, v))
 	}
 	return left, errors.Join(faults...)
+}
+
+func (c *Carrel) removeWorkspaces(ctx context.Context) error {
+	out, _, err := c.CLI(ctx, "ls", "-o", "json")
+	if err != nil {
+		return err
+	}
+	var list []Workspace
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		return fmt.Errorf("`carrel ls -o json`: %w", err)
+	}
+	var faults []error
+	for _, w := range list {
+		_, _, err := c.CLI(ctx, "rm", w.ID, "--volume", "--yes")
+		faults = append(faults, err)
+	}
+	return errors.Join(faults...)
 }
 
 // Stop ends agent and gateway.

@@ -138,16 +138,13 @@ type Container struct {
 
 // Containers returns the containers whose names begin with prefix, also those that do not run.
 func (e *Engine) Containers(ctx context.Context, prefix string) ([]Container, error) {
-	var list []struct {
-		ID    string
-		Names []string
-	}
-	if err := e.call(ctx, http.MethodGet, "/containers/json?all=true", nil, &list); err != nil {
+	all, err := e.list(ctx, "")
+	if err != nil {
 		return nil, err
 	}
 	var found []Container
-	for _, c := range list {
-		if len(c.Names) == 0 || !strings.HasPrefix(c.Names[0], "/"+prefix) {
+	for _, c := range all {
+		if !strings.HasPrefix(c.Name, prefix) {
 			continue
 		}
 		var detail struct{ State struct{ Pid int } }
@@ -156,20 +153,54 @@ func (e *Engine) Containers(ctx context.Context, prefix string) ([]Container, er
 		} else if err != nil {
 			return nil, err
 		}
-		found = append(found, Container{ID: c.ID, Name: strings.TrimPrefix(c.Names[0], "/"), PID: detail.State.Pid})
+		c.PID = detail.State.Pid
+		found = append(found, c)
 	}
 	return found, nil
 }
 
-// Volumes returns the names of the engine's volumes.
-func (e *Engine) Volumes(ctx context.Context) ([]string, error) {
-	var list struct{ Volumes []struct{ Name string } }
+// Using returns the containers that have a volume, without their process ids.
+func (e *Engine) Using(ctx context.Context, volume string) ([]Container, error) {
+	filter, err := json.Marshal(map[string][]string{"volume": {volume}})
+	if err != nil {
+		return nil, err
+	}
+	return e.list(ctx, "&filters="+url.QueryEscape(string(filter)))
+}
+
+func (e *Engine) list(ctx context.Context, query string) ([]Container, error) {
+	var list []struct {
+		ID    string
+		Names []string
+	}
+	if err := e.call(ctx, http.MethodGet, "/containers/json?all=true"+query, nil, &list); err != nil {
+		return nil, err
+	}
+	var found []Container
+	for _, c := range list {
+		if len(c.Names) > 0 {
+			found = append(found, Container{ID: c.ID, Name: strings.TrimPrefix(c.Names[0], "/")})
+		}
+	}
+	return found, nil
+}
+
+// VolumesUnder returns the names of the engine's volumes whose files lie below dir.
+func (e *Engine) VolumesUnder(ctx context.Context, dir string) ([]string, error) {
+	var list struct {
+		Volumes []struct {
+			Name    string
+			Options map[string]string
+		}
+	}
 	if err := e.call(ctx, http.MethodGet, "/volumes", nil, &list); err != nil {
 		return nil, err
 	}
-	names := make([]string, len(list.Volumes))
-	for i, v := range list.Volumes {
-		names[i] = v.Name
+	var names []string
+	for _, v := range list.Volumes {
+		if strings.HasPrefix(v.Options["device"], dir+"/") {
+			names = append(names, v.Name)
+		}
 	}
 	return names, nil
 }

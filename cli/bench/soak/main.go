@@ -99,9 +99,6 @@ func run(ctx context.Context, s setup) error {
 	}
 	k := &soak{setup: s, engine: engine, random: rand.New(rand.NewPCG(s.seed, 0)), report: newReport(s, rig.ThisMachine(ctx, engine))}
 	k.report.say("%s", k.report.machine)
-	if k.volumes, err = engine.Volumes(ctx); err != nil {
-		return errors.Join(err, os.RemoveAll(dir))
-	}
 	if k.carrel, err = rig.StartCarrel(ctx, programs, s.layout, filepath.Join(dir, "carrel")); err != nil {
 		return err // dir stays: the logs are in it
 	}

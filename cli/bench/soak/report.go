@@ -87,7 +87,6 @@ type report struct {
 	adopted  []float64 // seconds
 	growth   []string
 	faults   []string
-	notes    []string
 	maxLines int
 }
 
@@ -105,12 +104,6 @@ func (r *report) fault(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.faults = append(r.faults, fmt.Sprintf("%.0f s: %s", time.Since(r.began).Seconds(), strings.ReplaceAll(text, "\n", "; ")))
-}
-
-func (r *report) note(format string, args ...any) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.notes = append(r.notes, fmt.Sprintf(format, args...))
 }
 
 func (r *report) cycle() {
@@ -212,9 +205,6 @@ func (r *report) markdown() string {
 	}
 	if len(r.faults) == 0 {
 		line("None.")
-	}
-	for _, n := range r.notes {
-		line("\n%s", n)
 	}
 	return b.String()
 }

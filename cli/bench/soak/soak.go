@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -26,12 +25,11 @@ const (
 
 // soak has what the phases share.
 type soak struct {
-	setup   setup
-	carrel  *rig.Carrel
-	engine  *rig.Engine
-	random  *rand.Rand
-	report  *report
-	volumes []string // the engine's before the start
+	setup  setup
+	carrel *rig.Carrel
+	engine *rig.Engine
+	random *rand.Rand
+	report *report
 
 	mu      sync.Mutex
 	broken  int       // programs that are down on purpose now
@@ -258,14 +256,7 @@ func (k *soak) end(ctx context.Context) error {
 	for _, l := range left {
 		k.report.fault("left behind after rm: %s", l)
 	}
-	err = errors.Join(err, k.carrel.Stop())
-	now, volumesErr := k.engine.Volumes(ctx)
-	for _, v := range now {
-		if !slices.Contains(k.volumes, v) && strings.HasPrefix(v, "carrel") {
-			k.report.note("the engine has volume %s that it had not before (other tests on this machine make some, too)", v)
-		}
-	}
-	return errors.Join(err, volumesErr)
+	return errors.Join(err, k.carrel.Stop())
 }
 
 func pause(ctx context.Context, d time.Duration) {
