@@ -39,7 +39,13 @@ func (a *app) waitReady(ctx context.Context, api *api, o waitFor) (*carrelv1.Wor
 	if !done && err == nil {
 		err = api.watch(ctx, &carrelv1.WatchRequest{Workspace: last.GetId()}, watchEvents{
 			State: seen,
-			Lost:  func(text string) { p.Say("carrel: " + text) }, Patient: true,
+			Settled: func() error { // also at each keep-alive: the time that it waits goes on
+				if !o.quiet {
+					p.Show(a.progressText(last))
+				}
+				return nil
+			},
+			Lost: func(text string) { p.Say("carrel: " + text) }, Patient: true,
 		})
 	}
 	p.Done()
