@@ -229,7 +229,7 @@ func (l *Links) OpenStream(ctx context.Context, key Key, h stream.Hello) (net.Co
 }
 
 // Stop tells open sessions the reason and then ends everything inside within grace; 0 takes carrel-init's default. It returns
-// when that was taken up, not when it is done.
+// when that was taken up, not when it is done; nil too when the connection ended over it. The engine's own stop should follow.
 func (l *Links) Stop(ctx context.Context, key Key, reason string, grace time.Duration) error {
 	r, err := l.run(key)
 	if err != nil {

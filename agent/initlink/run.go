@@ -368,6 +368,9 @@ func (r *run) client() (agentv1connect.WorkspaceServiceClient, error) {
 }
 
 func (r *run) stop(ctx context.Context, reason string, grace time.Duration) error {
+	r.mu.Lock()
+	c := r.control
+	r.mu.Unlock()
 	client, err := r.client()
 	if err != nil {
 		return err
@@ -379,6 +382,10 @@ func (r *run) stop(ctx context.Context, reason string, grace time.Duration) erro
 		req.Grace = durationpb.New(grace)
 	}
 	if _, err := client.Stop(ctx, connect.NewRequest(req)); err != nil {
+		// A stop ends the connection, at times before its answer has come through.
+		if connect.CodeOf(err) == connect.CodeUnavailable && r.await(ctx, func() bool { return r.control != c }) == nil {
+			return nil
+		}
 		return fmt.Errorf("stop run %s/%d: %w", r.key.Workspace, r.key.Epoch, err)
 	}
 	return nil

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"crypto/ed25519"
 	"crypto/rand"
 	"errors"
 	"io"
@@ -38,6 +39,19 @@ func (f forged) SignWithAlgorithm(r io.Reader, data []byte, algo string) (*ssh.S
 	return f.with.SignWithAlgorithm(r, data, algo)
 }
 
+func freshKey(t *testing.T) ssh.Signer {
+	t.Helper()
+	_, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signer, err := ssh.NewSignerFromKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return signer
+}
+
 func (r *rig) lastLogin() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -49,9 +63,8 @@ func (r *rig) lastLogin() string {
 
 // TestAUTH06IdentityIsOfTheKeyThatSigned is also A19 (CVE-2024-45337).
 func TestAUTH06IdentityIsOfTheKeyThatSigned(t *testing.T) {
-	var bo ssh.Signer
+	bo := freshKey(t)
 	r := newRig(t, func(c *Config) { c.Keys = append(c.Keys, bo.PublicKey()) })
-	bo = r.newKey("bo") // before the first connection
 	ana := r.key
 	// Ana's key signs; Bo's registered key is offered before (its signing fails on the client's side, so only the query was sent).
 	client, err := r.dial("dev", ssh.PublicKeys(offered{bo}), ssh.PublicKeys(ana))
@@ -217,14 +230,15 @@ func TestT28Rekey(t *testing.T) {
 
 // TestHostCertificate: a client that knows only the CA accepts the server, and not under another principal.
 func TestHostCertificate(t *testing.T) {
-	var cert *ssh.Certificate
-	r := newRig(t, func(c *Config) { c.Certificate = cert })
-	ca := r.newKey("ca")
-	cert = &ssh.Certificate{
-		Key: r.host.PublicKey(), CertType: ssh.HostCert, ValidPrincipals: []string{"demo.carrel.w1"},
+	host, ca := freshKey(t), freshKey(t)
+	cert := &ssh.Certificate{
+		Key: host.PublicKey(), CertType: ssh.HostCert, ValidPrincipals: []string{"demo.carrel.w1"},
 		ValidAfter: uint64(time.Now().Add(-time.Hour).Unix()), ValidBefore: uint64(time.Now().Add(time.Hour).Unix()),
 	}
-	r.must(cert.SignCert(rand.Reader, ca))
+	if err := cert.SignCert(rand.Reader, ca); err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, func(c *Config) { c.Signer, c.Certificate = host, cert })
 	known := filepath.Join(r.dir, "ca-known")
 	r.must(os.WriteFile(known, append([]byte("@cert-authority *.carrel.* "), ssh.MarshalAuthorizedKey(ca.PublicKey())...), 0o600))
 	for alias, want := range map[string]int{"demo.carrel.w1": 0, "demo.carrel.w2": 255} {

@@ -145,10 +145,10 @@ func TestShellOnATerminal(t *testing.T) {
 	if err := d.cmd.Wait(); err == nil || d.cmd.ProcessState.ExitCode() != 5 {
 		t.Errorf("%v; %s", err, d.output())
 	}
-	eventually(t, time.Second, "a login shell", func() bool { return strings.Contains(d.output(), "-bash ") })
-	if !strings.Contains(d.output(), "/dev/pts/") || !strings.Contains(d.output(), "\nsame\r") {
-		t.Errorf("%s", d.output())
-	}
+	eventually(t, 5*time.Second, "a login shell on its own terminal", func() bool {
+		out := d.output()
+		return strings.Contains(out, "-bash ") && strings.Contains(out, "/dev/pts/") && strings.Contains(out, "\nsame\r")
+	})
 }
 
 func TestTerminalModesAreApplied(t *testing.T) {
