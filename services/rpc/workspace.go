@@ -28,6 +28,7 @@ type WorkspaceOrders interface {
 type WorkspaceStore interface {
 	WorkspaceViews
 	FindWorkspace(ctx context.Context, owner fleet.UserID, ref string) (fleet.Workspace, error)
+	Workspace(ctx context.Context, id fleet.WorkspaceID) (fleet.Workspace, error)
 	Workspaces(ctx context.Context, filter fleet.WorkspaceFilter) ([]fleet.Workspace, string, error)
 	UserByName(ctx context.Context, name string) (fleet.User, error)
 	User(ctx context.Context, id fleet.UserID) (fleet.User, error)
@@ -56,13 +57,21 @@ func (s *Workspaces) view(ctx context.Context, id fleet.WorkspaceID) (*carrelv1.
 	return v.workspace(ctx, id)
 }
 
-// find resolves a reference that the actor may use.
+// find resolves a reference that the actor may use. An admin's may be the id of anybody's workspace.
 func (s *Workspaces) find(ctx context.Context, ref string) (fleet.Workspace, error) {
-	owner, rest, err := ownerOf(ctx, s.Store, actorOf(ctx), ref)
+	actor := actorOf(ctx)
+	owner, rest, err := ownerOf(ctx, s.Store, actor, ref)
 	if err != nil {
 		return fleet.Workspace{}, err
 	}
-	return s.Store.FindWorkspace(ctx, owner, rest)
+	w, err := s.Store.FindWorkspace(ctx, owner, rest)
+	if !fleet.IsKind(err, fleet.KindNotFound) || !actor.Admin() {
+		return w, err
+	}
+	if other, otherErr := s.Store.Workspace(ctx, fleet.WorkspaceID(rest)); otherErr == nil && other.State != fleet.StateDeleted && rest == ref {
+		return other, nil
+	}
+	return w, err
 }
 
 func createOrder(ctx context.Context, name, project string, spec *carrelv1.WorkspaceSpec) lifecycle.CreateOrder {
