@@ -73,7 +73,7 @@ func TestAUTH06IdentityIsOfTheKeyThatSigned(t *testing.T) {
 	}
 	client, err = r.dial("dev", ssh.PublicKeys(ana))
 	r.must(err)
-	client.Close()
+	defer client.Close()
 	want := ssh.FingerprintSHA256(ana.PublicKey())
 	eventually(t, 5*time.Second, "the identity is Ana's", func() bool { return r.lastLogin() == want })
 	mallory := r.newKey("mallory")
