@@ -254,7 +254,7 @@ func (d *doctor) clashes(place sshconfig.Place, entries []sshconfig.Entry) {
 
 func (d *doctor) effective(ctx context.Context, place sshconfig.Place, e sshconfig.Entry) {
 	argv := []string{"ssh", "-G"}
-	if !place.Relative {
+	if !place.Default {
 		argv = append(argv, "-F", place.User)
 	}
 	out, err := d.a.sys.Output(ctx, append(argv, e.Alias))

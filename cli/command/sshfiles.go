@@ -239,7 +239,7 @@ func (a *app) sayClashes(place sshconfig.Place, entries []sshconfig.Entry) {
 
 // sayHowToCall tells what to add where ssh does not read the file by itself.
 func (a *app) sayHowToCall(place sshconfig.Place) {
-	if !place.Relative {
+	if !place.Default {
 		a.say("ssh does not read %s by itself: use `ssh -F %s NAME.carrel`", place.User, sshconfig.QuoteShell(place.User))
 	}
 }
@@ -258,7 +258,7 @@ func (a *app) sshCommand(entries []sshconfig.Entry, w *carrelv1.Workspace, deplo
 		switch {
 		case err != nil || !included:
 			return "ssh -F " + sshconfig.QuoteShell(place.Managed) + " " + e.Alias
-		case !place.Relative:
+		case !place.Default:
 			return "ssh -F " + sshconfig.QuoteShell(place.User) + " " + e.Alias
 		default:
 			return "ssh " + e.Alias

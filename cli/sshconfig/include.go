@@ -21,26 +21,28 @@ const lockWait = 10 * time.Second
 type Place struct {
 	User    string // the person's own configuration
 	Managed string // ours, which User includes
-	// Relative is true where User is the file that ssh reads by itself, so that the Include needs no absolute path.
-	Relative bool
+	// Default is true where User is the file that ssh reads by itself.
+	Default bool
 }
 
 // PlaceFor returns the place for a configuration file; sshDir is the directory that ssh itself reads from.
 func PlaceFor(user, sshDir string) Place {
 	user = filepath.Clean(user)
 	return Place{
-		User:     user,
-		Managed:  filepath.Join(filepath.Dir(user), "carrel", "config"),
-		Relative: user == filepath.Join(sshDir, "config"),
+		User:    user,
+		Managed: filepath.Join(filepath.Dir(user), "carrel", "config"),
+		Default: user == filepath.Join(sshDir, "config"),
 	}
 }
 
-// IncludeLine returns the line that belongs at the top of User, without a line end.
+// IncludeLine returns the line that belongs at the top of User, without a line end. The path is absolute, since ssh
+// takes a relative one from $HOME, which need not be the home that it read User from; but a relative one is the way out
+// where a character cannot be written in such a line.
 func (p Place) IncludeLine() (string, error) {
-	if p.Relative {
-		return "Include carrel/config", nil // relative to ~/.ssh, whatever characters the way there holds
-	}
 	if strings.ContainsAny(p.Managed, "\n\r%") || strings.Contains(p.Managed, "${") {
+		if p.Default {
+			return "Include carrel/config", nil
+		}
 		return "", fmt.Errorf("path %q: `%%`, `${` or a line break cannot stand in an Include line; choose another file", p.Managed)
 	}
 	glob := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(filepath.ToSlash(p.Managed))

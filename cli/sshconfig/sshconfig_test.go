@@ -35,6 +35,15 @@ func lab(t testing.TB, hosts ...Host) Deployment {
 	}
 }
 
+func includeLine(t *testing.T, p Place) string {
+	t.Helper()
+	line, err := p.IncludeLine()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return line
+}
+
 func free(string) bool { return false }
 
 // effective is what ssh itself makes of a configuration file for a host: keyword to values.
@@ -223,6 +232,9 @@ func TestPathsWithSpecialCharacters(t *testing.T) {
 	if _, err := PlaceFor("/tmp/50%/config", "/nowhere").IncludeLine(); err == nil {
 		t.Error("a percent sign in an Include line was taken")
 	}
+	if line := includeLine(t, PlaceFor("/home/50%/.ssh/config", "/home/50%/.ssh")); line != "Include carrel/config" {
+		t.Errorf("for a home with a percent sign %q", line)
+	}
 }
 
 const messy = "Host a\r\n  HostName a.test   # note\n\n# c\n  ProxyCommand \"/opt/my tool/x\" \"p1\" \"p2\"\nHOST b\n\tProxyCommand ssh -o StrictHostKeyChecking=no -W %h:%p j\nIdentityFile=\"~/k y\"\nMatch host z\n  user q"
@@ -242,7 +254,7 @@ func TestEveryOtherByteStays(t *testing.T) {
 		}
 		got, _ := os.ReadFile(p.User)
 		line, rest, _ := strings.Cut(string(got), "\n")
-		if strings.TrimSpace(line) != "Include carrel/config" || rest != content {
+		if strings.TrimSpace(line) != includeLine(t, p) || rest != content {
 			t.Errorf("%.40q: begins %q, rest changed: %t", content, line, rest != content)
 		}
 		if strings.Contains(content, "\r\n") && strings.HasPrefix(content, "Host a\r\n") && !strings.HasSuffix(line, "\r") {
@@ -263,7 +275,7 @@ func TestEveryOtherByteStays(t *testing.T) {
 func TestOurLineIsMovedToTheTop(t *testing.T) {
 	dir := t.TempDir()
 	p := PlaceFor(filepath.Join(dir, "config"), dir)
-	if err := os.WriteFile(p.User, []byte("Host *\n  User x\nInclude carrel/config\nHost y\n"), 0o600); err != nil {
+	if err := os.WriteFile(p.User, []byte("Host *\n  User x\n"+includeLine(t, p)+"\nHost y\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if ok, _ := p.Included(); ok {
@@ -272,7 +284,7 @@ func TestOurLineIsMovedToTheTop(t *testing.T) {
 	if _, err := p.Install(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got, _ := os.ReadFile(p.User); string(got) != "Include carrel/config\nHost *\n  User x\nHost y\n" {
+	if got, _ := os.ReadFile(p.User); string(got) != includeLine(t, p)+"\nHost *\n  User x\nHost y\n" {
 		t.Errorf("%q", got)
 	}
 }
@@ -296,7 +308,7 @@ func TestLinksModesAndReadOnly(t *testing.T) {
 	}
 	got, _ := os.ReadFile(target)
 	info, _ := os.Stat(target)
-	if string(got) != "Include carrel/config\nHost a\n" || info.Mode().Perm() != 0o640 {
+	if string(got) != includeLine(t, p)+"\nHost a\n" || info.Mode().Perm() != 0o640 {
 		t.Errorf("target %q, mode %o", got, info.Mode().Perm())
 	}
 	for _, l := range []string{filepath.Join(sshDir, "config"), filepath.Join(dotfiles, "hop")} {
@@ -343,7 +355,7 @@ func TestTwoAtOnceMakeOneLine(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if got, _ := os.ReadFile(p.User); string(got) != "Include carrel/config\nHost a\n" {
+	if got, _ := os.ReadFile(p.User); string(got) != includeLine(t, p)+"\nHost a\n" {
 		t.Errorf("%q", got)
 	}
 }
