@@ -185,7 +185,9 @@ func (l *lab) close() {
 		out, _, code := l.admin.run(nil, "ls", "--all", "-o", "json")
 		if code == 0 && json.Unmarshal([]byte(out), &all) == nil {
 			for _, w := range all {
-				l.admin.run(nil, "rm", "--yes", w.Owner+"/"+w.Name)
+				if out, stderr, code := l.admin.run(nil, "rm", "--yes", w.Owner+"/"+w.Name); code != 0 {
+					l.t.Errorf("rm %s/%s: exit %d\n%s%s", w.Owner, w.Name, code, out, stderr)
+				}
 			}
 		}
 		l.waitGone()

@@ -107,14 +107,14 @@ func TestGPUCounts(t *testing.T) {
 		code int
 		want []string
 	}{
-		{"5", 5, []string{"4 GPUs", "--gpu 4"}},
+		{"5", 5, []string{"5 GPUs", "the largest possible is 4"}},
 		{"1000000", 2, []string{"1000000", "1024"}},
 		{"-1", 2, []string{"-1"}},
-		{"H100", 5, []string{"H100", "4090"}},
-		{"H100:2", 5, []string{"H100", "4090"}},
+		{"H100", 2, []string{"no GPU of model H100", "4090 (4)"}},
+		{"H100:2", 2, []string{"no GPU of model H100", "4090 (4)"}},
 		{"4090:", 2, nil},
 		{"4090:x", 2, []string{"4090:x"}},
-		{"1.5", 5, nil},
+		{"1.5", 2, []string{"1.5"}},
 		{"99999999999999999999", 2, nil},
 	} {
 		for _, wait := range []string{"-q", "-d"} {
