@@ -112,6 +112,10 @@ func ownName(names []string) string {
 
 // Events listens for what happens to containers.
 func (c *Client) Events(ctx context.Context, since time.Time, live func(), each func(host.Event)) error {
+	// The client reads the API version for its events without a lock: any other call settles it first.
+	if err := c.settleVersion(ctx); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	messages, errs := c.api.Events(ctx, events.ListOptions{
@@ -137,6 +141,13 @@ func (c *Client) Events(ctx context.Context, since time.Time, live func(), each 
 			}
 		}
 	}
+}
+
+func (c *Client) settleVersion(ctx context.Context) error {
+	ctx, cancel := c.call(ctx)
+	defer cancel()
+	_, err := c.api.ServerVersion(ctx)
+	return failed("ask the engine for its version", err)
 }
 
 func eventOf(m events.Message) (host.Event, bool) {
