@@ -79,7 +79,7 @@ func newLab(t *testing.T, together bool, gatewayFlags ...string) *lab {
 	l.waitReady()
 	l.admin = l.newPerson("admin", l.firstSignIn())
 	if !together {
-		l.startAgent(strings.TrimSpace(l.admin.ok("host", "token", "-q")))
+		l.startAgent(strings.TrimSpace(l.admin.ok("host", "token")))
 		l.eventually("the host is ready", func() bool {
 			return strings.Contains(l.admin.ok("host", "ls", "-o", "json"), `"ready"`)
 		})
@@ -195,6 +195,7 @@ func (l *lab) close() {
 	for name := range l.procs {
 		l.kill(name, syscall.SIGTERM)
 	}
+	newEngine(l.t).forget(l.state)
 	if l.t.Failed() {
 		logs, _ := filepath.Glob(filepath.Join(l.state, "*.log"))
 		for _, path := range logs {
@@ -381,6 +382,13 @@ type shown struct {
 	Devices []struct {
 		ID string `json:"id"`
 	} `json:"devices"`
+	Mounts []struct {
+		VolumeID string `json:"volume_id"`
+		Name     string `json:"name"`
+		Target   string `json:"target"`
+		ReadOnly bool   `json:"read_only"`
+		Home     bool   `json:"home"`
+	} `json:"mounts"`
 	UnreachableSince time.Time `json:"host_unreachable_since"`
 }
 
