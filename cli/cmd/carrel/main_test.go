@@ -316,6 +316,7 @@ func TestKilledWhileWriting(t *testing.T) {
 	if one == two {
 		t.Fatal("the managed file does not change")
 	}
+	whole := l.run("carrel", "ssh-config").took // a point is chosen within the time that it takes here
 	for i := range 100 {
 		if err := errors.Join(os.WriteFile(l.sshConfig(), []byte(user), 0o600), os.WriteFile(managed, []byte(one), 0o600)); err != nil {
 			t.Fatal(err)
@@ -324,7 +325,7 @@ func TestKilledWhileWriting(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Duration(rand.IntN(60)) * time.Millisecond) // a random point; every outcome is checked
+		time.Sleep(rand.N(whole + whole/5)) // a random point; every outcome is checked
 		_ = cmd.Process.Signal(syscall.SIGKILL)
 		_ = cmd.Wait()
 		if got := string(must(os.ReadFile(managed))); got != one && got != two {
