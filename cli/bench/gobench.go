@@ -27,7 +27,8 @@ type goTarget struct {
 // goTargetOf returns the target of a benchmark; those without one are shown for comparison. docs/performance.md has the
 // targets' reasons.
 func goTargetOf(name string) goTarget {
-	switch name {
+	whole, part, _ := strings.Cut(name, "/")
+	switch whole {
 	case "BenchmarkPlan625x8With10000Waiting":
 		return goTarget{"ns/op", 20e6, lower} // a whole pass over 10,000 requests and 5,000 GPUs
 	case "BenchmarkSample8":
@@ -36,9 +37,12 @@ func goTargetOf(name string) goTarget {
 		return goTarget{"placements/s", 20_000, higher}
 	case "BenchmarkSamples":
 		return goTarget{"samples/s", 300_000, higher}
-	default:
-		return goTarget{}
+	case "BenchmarkIdleTunnel":
+		if part == "plain" {
+			return goTarget{"KiB/tunnel", 10, lower}
+		}
 	}
+	return goTarget{}
 }
 
 // goResult is one line of `go test -bench`.
