@@ -159,7 +159,7 @@ const (
 const (
 	ReasonStopped       = "stopped"           // the gateway wanted it gone
 	ReasonExited        = "exited"            // its first process ended
-	ReasonKilled        = "killed"            // a signal from outside ended it
+	ReasonKilled        = "killed_outside"    // a signal from outside ended it
 	ReasonOutOfMemory   = "out_of_memory"     // its memory limit ended it
 	ReasonMemoryInside  = "out_of_memory_one" // a program inside was ended for memory, the workspace goes on
 	ReasonRemoved       = "removed_outside"   // the container was removed by somebody else
