@@ -188,8 +188,10 @@ func (s *supervisor) startServe(restart *time.Timer) {
 	pid, err := syscall.ForkExec("/proc/self/exe", []string{"carrel-init", "serve", "--link", s.link}, &syscall.ProcAttr{
 		Dir: "/",
 		Env: runtimeEnv(),
-		Files: []uintptr{null.Fd(), os.Stdout.Fd(), os.Stderr.Fd(), uintptr(s.environ), s.receive.Fd(), s.summon.Fd(),
-			s.orderWrite.Fd()},
+		Files: []uintptr{
+			null.Fd(), os.Stdout.Fd(), os.Stderr.Fd(), uintptr(s.environ), s.receive.Fd(), s.summon.Fd(),
+			s.orderWrite.Fd(),
+		},
 	})
 	s.started = time.Now()
 	if err != nil {

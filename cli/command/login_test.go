@@ -103,8 +103,10 @@ func TestLoginSendsNothingToAGatewayWithAnotherCertificate(t *testing.T) {
 
 func TestLoginRefusesWhatIsNoLink(t *testing.T) {
 	m := newMachine(t)
-	for _, link := range []string{"", "lab", "https://lab.example", "https://lab.example/#x", "https://lab.example/#sign-in=", "ftp://x/#sign-in=a",
-		"http://lab.example/#sign-in=abc", "https://lab.example/#sign-in=abc.zzz", "https://u:p@lab.example/#sign-in=abc", "https://lab.example/path#sign-in=abc"} {
+	for _, link := range []string{
+		"", "lab", "https://lab.example", "https://lab.example/#x", "https://lab.example/#sign-in=", "ftp://x/#sign-in=a",
+		"http://lab.example/#sign-in=abc", "https://lab.example/#sign-in=abc.zzz", "https://u:p@lab.example/#sign-in=abc", "https://lab.example/path#sign-in=abc",
+	} {
 		r := m.fails(2, "carrel: ", "login", link)
 		if strings.Contains(r.errOut, "abc") {
 			t.Errorf("login %q: the code is in the message %q", link, r.errOut)

@@ -137,8 +137,13 @@ func (f *poolFlags) pool(cmd *cobra.Command, name string) (*carrelv1.Pool, []str
 	}
 	var fields []string
 	for _, pair := range [][2]string{
-		{"description", "description"}, {"default-image", "default_image"}, {"sudo", "sudo"}, {"default", "is_default"},
-		{"max-gpus", "max_gpus_per_workspace"}, {"cpus", "default_cpu_millis"}, {"memory", "default_memory_mib"},
+		{"description", "description"},
+		{"default-image", "default_image"},
+		{"sudo", "sudo"},
+		{"default", "is_default"},
+		{"max-gpus", "max_gpus_per_workspace"},
+		{"cpus", "default_cpu_millis"},
+		{"memory", "default_memory_mib"},
 	} {
 		if cmd.Flags().Changed(pair[0]) {
 			fields = append(fields, pair[1])

@@ -67,11 +67,15 @@ func (a *app) pairs(v workspaceView) [][2]string {
 		rows = append(rows, [2]string{"exit status", fmt.Sprint(*v.Reason.ExitCode)})
 	}
 	rows = append(rows, [][2]string{
-		{"host", v.Host}, {"pool", from(v.Pool, "pool")},
-		{"image", from(v.Image, "image")}, {"image digest", v.ImageDigest},
+		{"host", v.Host},
+		{"pool", from(v.Pool, "pool")},
+		{"image", from(v.Image, "image")},
+		{"image digest", v.ImageDigest},
 		{"gpus asked for", from(gpuText(v.GPUs, v.GPUModels), "gpu")},
-		{"cpus", from(cpuText(v.CPUMillis), "cpu_millis")}, {"memory", from(sizeOrDash(v.MemoryMiB), "memory_mib")},
-		{"shm", from(sizeOrDash(v.SHMMiB), "shm_mib")}, {"processes", from(countOrDash(v.PIDsLimit), "pids_limit")},
+		{"cpus", from(cpuText(v.CPUMillis), "cpu_millis")},
+		{"memory", from(sizeOrDash(v.MemoryMiB), "memory_mib")},
+		{"shm", from(sizeOrDash(v.SHMMiB), "shm_mib")},
+		{"processes", from(countOrDash(v.PIDsLimit), "pids_limit")},
 	}...)
 	if len(v.Env) > 0 {
 		rows = append(rows, [2]string{"env", envText(v.Env)})
@@ -84,8 +88,11 @@ func (a *app) pairs(v workspaceView) [][2]string {
 	}
 	if v.Run != nil {
 		rows = append(rows, [][2]string{
-			{"run", fmt.Sprint(v.Run.Epoch)}, {"queued", v.Run.QueuedAt.stamp()}, {"placed", v.Run.PlacedAt.stamp()},
-			{"started", v.Run.StartedAt.stamp()}, {"ended", v.Run.EndedAt.stamp()},
+			{"run", fmt.Sprint(v.Run.Epoch)},
+			{"queued", v.Run.QueuedAt.stamp()},
+			{"placed", v.Run.PlacedAt.stamp()},
+			{"started", v.Run.StartedAt.stamp()},
+			{"ended", v.Run.EndedAt.stamp()},
 		}...)
 	}
 	if v.IdleSeconds != nil {

@@ -89,8 +89,13 @@ func (f specFlags) withDefaults(up config.Up) specFlags {
 		flag *string
 		own  string
 	}{
-		{&f.gpu, up.GPU}, {&f.image, up.Image}, {&f.pool, up.Pool}, {&f.cpus, up.CPUs},
-		{&f.memory, up.Memory}, {&f.shm, up.SHM}, {&f.pids, up.PIDs},
+		{&f.gpu, up.GPU},
+		{&f.image, up.Image},
+		{&f.pool, up.Pool},
+		{&f.cpus, up.CPUs},
+		{&f.memory, up.Memory},
+		{&f.shm, up.SHM},
+		{&f.pids, up.PIDs},
 	} {
 		if *p.flag == "" {
 			*p.flag = p.own

@@ -77,7 +77,8 @@ func volumeList(owners bool, now time.Time) output.List[volumeView] {
 	}
 	return output.List[volumeView]{
 		Columns: []col{
-			{Name: "name", Title: "NAME", Text: func(v volumeView) string { return v.Name }}, owner,
+			{Name: "name", Title: "NAME", Text: func(v volumeView) string { return v.Name }},
+			owner,
 			{Name: "kind", Title: "KIND", Text: func(v volumeView) string { return v.Kind }},
 			{Name: "host", Title: "HOST", Text: func(v volumeView) string { return orDash(v.Host) }, Value: func(v volumeView) string { return v.Host }},
 			{Name: "used_bytes", Title: "USED", Right: true, Text: func(v volumeView) string {

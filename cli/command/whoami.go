@@ -41,8 +41,16 @@ func newWhoAmI(a *app) *cobra.Command {
 				limit = fmt.Sprint(*v.GPULimit)
 			}
 			return a.showOne(format, v, [][2]string{
-				{"user", v.Name}, {"role", v.Role}, {"login", v.Login}, {"uid", fmt.Sprint(v.UID)}, {"project", v.Project}, {"gpu limit", limit},
-				{"deployment", v.Deployment}, {"gateway", v.Gateway}, {"token", v.TokenLabel}, {"token ends", v.ExpiresAt.stamp()},
+				{"user", v.Name},
+				{"role", v.Role},
+				{"login", v.Login},
+				{"uid", fmt.Sprint(v.UID)},
+				{"project", v.Project},
+				{"gpu limit", limit},
+				{"deployment", v.Deployment},
+				{"gateway", v.Gateway},
+				{"token", v.TokenLabel},
+				{"token ends", v.ExpiresAt.stamp()},
 			})
 		},
 	}

@@ -10,8 +10,10 @@ import (
 )
 
 func TestHelloReadsBackAndTakesNoByteMore(t *testing.T) {
-	want := Hello{Version: 1, Workspace: "w7k", Epoch: 3, Kind: "ssh", Nonce: "n", ResumeID: "r",
-		Offset: 1 << 40, User: "ü", Target: "8888"}
+	want := Hello{
+		Version: 1, Workspace: "w7k", Epoch: 3, Kind: "ssh", Nonce: "n", ResumeID: "r",
+		Offset: 1 << 40, User: "ü", Target: "8888",
+	}
 	var b bytes.Buffer
 	if err := WriteHello(&b, want); err != nil {
 		t.Fatal(err)

@@ -27,10 +27,23 @@ func TestPermit(t *testing.T) {
 		actor     *auth.Actor
 		want      fleet.Kind
 	}{
-		{open, nil, ok}, {open, member, ok}, {open, disabled, ok},
-		{all, nil, fleet.KindUnauthenticated}, {all, member, ok}, {all, admin, ok}, {all, disabled, fleet.KindUnauthenticated}, {all, strange, ok},
-		{few, nil, fleet.KindUnauthenticated}, {few, member, fleet.KindForbidden}, {few, admin, ok}, {few, disabled, fleet.KindUnauthenticated}, {few, strange, fleet.KindForbidden},
-		{none, nil, fleet.KindForbidden}, {none, admin, fleet.KindForbidden}, {bare, admin, fleet.KindForbidden}, {empty, admin, fleet.KindForbidden},
+		{open, nil, ok},
+		{open, member, ok},
+		{open, disabled, ok},
+		{all, nil, fleet.KindUnauthenticated},
+		{all, member, ok},
+		{all, admin, ok},
+		{all, disabled, fleet.KindUnauthenticated},
+		{all, strange, ok},
+		{few, nil, fleet.KindUnauthenticated},
+		{few, member, fleet.KindForbidden},
+		{few, admin, ok},
+		{few, disabled, fleet.KindUnauthenticated},
+		{few, strange, fleet.KindForbidden},
+		{none, nil, fleet.KindForbidden},
+		{none, admin, fleet.KindForbidden},
+		{bare, admin, fleet.KindForbidden},
+		{empty, admin, fleet.KindForbidden},
 	} {
 		err := auth.Permit(c.procedure, c.actor)
 		if (err == nil) != (c.want == ok) || (err != nil && fleet.KindOf(err) != c.want) {

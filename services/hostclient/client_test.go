@@ -220,8 +220,12 @@ func TestErrorsKeepTheirKindAndTheAgentsWords(t *testing.T) {
 		code connect.Code
 		kind fleet.Kind
 	}{
-		{connect.CodeFailedPrecondition, fleet.KindConflict}, {connect.CodeNotFound, fleet.KindNotFound}, {connect.CodeInvalidArgument, fleet.KindInvalid},
-		{connect.CodeResourceExhausted, fleet.KindExhausted}, {connect.CodeUnavailable, fleet.KindUnavailable}, {connect.CodeInternal, fleet.KindInternal},
+		{connect.CodeFailedPrecondition, fleet.KindConflict},
+		{connect.CodeNotFound, fleet.KindNotFound},
+		{connect.CodeInvalidArgument, fleet.KindInvalid},
+		{connect.CodeResourceExhausted, fleet.KindExhausted},
+		{connect.CodeUnavailable, fleet.KindUnavailable},
+		{connect.CodeInternal, fleet.KindInternal},
 		{connect.CodePermissionDenied, fleet.KindForbidden},
 	} {
 		client := dial(t, &agent{

@@ -131,10 +131,18 @@ func TestReasons(t *testing.T) {
 		{"away", []fleet.HostView{full, away}, ask("n", 1), 2, "all 4 GPUs of pool default are in use: ana/w1 (2), bo/w2 (2); host h2 does not answer since 10:00:00"},
 		{"only away", []fleet.HostView{away}, ask("n", 1), 0, "host h2 does not answer since 10:00:00"},
 		{"limit", []fleet.HostView{half}, ask("n", 1, func(r *fleet.Request) { r.GPULimit = 3 }), 3, "your limit is 3 GPUs at once and 3 are in use: w1 (3)"},
-		{"home", []fleet.HostView{full, oneHost("h3", 4)}, ask("n", 1, func(r *fleet.Request) { r.HomeHost, r.HomeVolume = full.ID, "n-home" }), 2,
-			"your home is on h1: all 4 GPUs of host h1 are in use: ana/w1 (2), bo/w2 (2)"},
-		{"image on one host", []fleet.HostView{full, oneHost("h3", 4)}, ask("n", 1, func(r *fleet.Request) { r.Spec.ImageHost = full.ID }), 2,
-			"image torch exists only on h1: all 4 GPUs of host h1 are in use: ana/w1 (2), bo/w2 (2)"},
+		{
+			"home",
+			[]fleet.HostView{full, oneHost("h3", 4)},
+			ask("n", 1, func(r *fleet.Request) { r.HomeHost, r.HomeVolume = full.ID, "n-home" }), 2,
+			"your home is on h1: all 4 GPUs of host h1 are in use: ana/w1 (2), bo/w2 (2)",
+		},
+		{
+			"image on one host",
+			[]fleet.HostView{full, oneHost("h3", 4)},
+			ask("n", 1, func(r *fleet.Request) { r.Spec.ImageHost = full.ID }), 2,
+			"image torch exists only on h1: all 4 GPUs of host h1 are in use: ana/w1 (2), bo/w2 (2)",
+		},
 		{"CONT-15 busy volume", []fleet.HostView{half}, ask("n", 0, func(r *fleet.Request) { r.BusyVolume = "data (in use by w1)" }), 3, "it waits for volume data (in use by w1)"},
 		{"restart on a host that is away", []fleet.HostView{full, away}, kept, 2, "it restarts with its GPUs on h2: host h2 does not answer since 10:00:00"},
 	} {
@@ -248,8 +256,12 @@ func TestCLI_11_Feasible(t *testing.T) {
 		{"CPU", []fleet.HostView{full}, ask("n", 1, func(r *fleet.Request) { r.Spec.CPUMillis = 64000 }), fleet.KindExhausted, "64 cores are more than any host of pool default offers: the largest possible is 8 (h1)"},
 		{"no hosts", nil, ask("n", 1), fleet.KindConflict, "pool default has no hosts"},
 		{"sick", []fleet.HostView{sick}, ask("n", 2), fleet.KindExhausted, "the largest possible is 1 (4090 on h1); GPU-h1-1 on h1: failed: Xid 79"},
-		{"GPU-14 too old", []fleet.HostView{full}, ask("n", 1, func(r *fleet.Request) { r.Spec.RequireCUDA = "cuda>=12.8 brand=tesla,driver>=470,driver<471" }), fleet.KindConflict,
-			"no host of pool default can run image torch: it needs cuda>=12.8 brand=tesla,driver>=470,driver<471; h1 has CUDA 12.4, driver 550.54.14"},
+		{
+			"GPU-14 too old",
+			[]fleet.HostView{full},
+			ask("n", 1, func(r *fleet.Request) { r.Spec.RequireCUDA = "cuda>=12.8 brand=tesla,driver>=470,driver<471" }), fleet.KindConflict,
+			"no host of pool default can run image torch: it needs cuda>=12.8 brand=tesla,driver>=470,driver<471; h1 has CUDA 12.4, driver 550.54.14",
+		},
 		{"GPU-14 new enough", []fleet.HostView{full}, ask("n", 1, func(r *fleet.Request) { r.Spec.RequireCUDA = "cuda>=12.0" }), 0, ""},
 		{"home elsewhere", []fleet.HostView{full}, ask("n", 1, func(r *fleet.Request) { r.HomeHost = "gone" }), fleet.KindConflict, "the host of its home or image is gone"},
 	} {
@@ -310,10 +322,20 @@ func TestGPU_14_Requirement(t *testing.T) {
 		f    facts
 		want bool
 	}{
-		{"", h, true}, {"cuda>=12.4", h, true}, {"cuda>=12.8", h, false}, {"cuda>=12.10", h, false}, {"cuda>=9.2", h, true},
-		{"cuda>=12.8 driver>=550", h, true}, {"cuda>=12.8,driver>=550", h, false}, {"cuda>=12.8 brand=tesla,driver>=470,driver<471", h, false},
-		{"cuda>=12.8 brand=tesla,driver>=470,driver<471", old, true}, {"cuda>=12.8 brand=tesla,driver>=470,driver<471", geforce, false},
-		{"arch>=9.0", h, false}, {"cuda!=12.4", h, false}, {"nonsense", h, true}, {"cuda>=99", facts{}, true},
+		{"", h, true},
+		{"cuda>=12.4", h, true},
+		{"cuda>=12.8", h, false},
+		{"cuda>=12.10", h, false},
+		{"cuda>=9.2", h, true},
+		{"cuda>=12.8 driver>=550", h, true},
+		{"cuda>=12.8,driver>=550", h, false},
+		{"cuda>=12.8 brand=tesla,driver>=470,driver<471", h, false},
+		{"cuda>=12.8 brand=tesla,driver>=470,driver<471", old, true},
+		{"cuda>=12.8 brand=tesla,driver>=470,driver<471", geforce, false},
+		{"arch>=9.0", h, false},
+		{"cuda!=12.4", h, false},
+		{"nonsense", h, true},
+		{"cuda>=99", facts{}, true},
 	} {
 		if got := parseRequirement(c.text).holds(c.f); got != c.want {
 			t.Errorf("%q on %+v: %v", c.text, c.f, got)

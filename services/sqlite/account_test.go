@@ -165,7 +165,8 @@ func TestReplaysBookNothingTwice_ACCT13(t *testing.T) {
 	w := r.create(r.ana, "w1", 1)
 	key := r.place(w, r.h1.ID, "G0")
 	messages := []fleet.ObservedRun{
-		{Key: key, Phase: fleet.PhaseStarting}, {Key: key, Phase: fleet.PhaseReady, StartedAt: r.now, ReadyAt: r.now},
+		{Key: key, Phase: fleet.PhaseStarting},
+		{Key: key, Phase: fleet.PhaseReady, StartedAt: r.now, ReadyAt: r.now},
 		{Key: key, Phase: fleet.PhaseGone, EndedAt: r.now.Add(time.Hour)},
 	}
 	r.at("11:00:30")

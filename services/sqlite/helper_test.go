@@ -2,12 +2,11 @@ package sqlite_test
 
 import (
 	"context"
+	"database/sql"
 	"maps"
 	"os"
 	"path/filepath"
 	"testing"
-
-	"database/sql"
 
 	"github.com/carrel-dev/carrel/services/fleet"
 	"github.com/carrel-dev/carrel/services/sqlite"

@@ -14,7 +14,11 @@ const leaseQuery = `SELECT lease.id, lease.device, lease.workspace, lease.epoch,
 func leaseInto(l *fleet.Lease) []any {
 	return []any{
 		&l.ID, &l.Device, &l.Run.Workspace, &l.Run.Epoch, &l.Host, &l.HostName, &l.Model, &l.User, &l.UserName, &l.Project, &l.Pool,
-		&l.Workspace, timeInto{&l.StartedAt}, timeInto{&l.EndedAt}, timeInto{&l.ReleasedAt}, &l.Provisional,
+		&l.Workspace,
+		timeInto{&l.StartedAt},
+		timeInto{&l.EndedAt},
+		timeInto{&l.ReleasedAt},
+		&l.Provisional,
 	}
 }
 

@@ -136,7 +136,7 @@ func (c *chaos) check(t *rapid.T) {
 		}
 		held += open
 		placed := w.State.Placed() && v.Run.GoneAt.IsZero()
-		if placed != (w.State.Placed()) || (w.State.Placed() && (open != w.Spec.GPU.Count || v.Run.PlacedAt.IsZero())) || (!w.State.Placed() && open != 0) {
+		if placed != w.State.Placed() || (w.State.Placed() && (open != w.Spec.GPU.Count || v.Run.PlacedAt.IsZero())) || (!w.State.Placed() && open != 0) {
 			t.Fatalf("%s is %s with %d open leases of %d, run %+v", w.Name, w.State, open, w.Spec.GPU.Count, v.Run)
 		}
 	}

@@ -13,9 +13,19 @@ const runColumns = `run.workspace, run.epoch, run.host, run.image_digest, run.cp
 
 func runInto(r *fleet.Run) []any {
 	return []any{
-		&r.Key.Workspace, &r.Key.Epoch, textInto[fleet.HostID]{&r.Host}, &r.ImageDigest, &r.CPUMillis, &r.MemoryMiB, &r.ShmMiB, &r.PidsLimit,
-		timeInto{&r.QueuedAt}, timeInto{&r.PlacedAt}, timeInto{&r.StartedAt}, timeInto{&r.ReadyAt}, timeInto{&r.EndedAt}, timeInto{&r.GoneAt},
-		&r.Goal, &r.GoalReason, durationInto{&r.StopGrace}, &r.ContainerID, jsonInto{&r.Reason},
+		&r.Key.Workspace, &r.Key.Epoch,
+		textInto[fleet.HostID]{&r.Host},
+		&r.ImageDigest, &r.CPUMillis, &r.MemoryMiB, &r.ShmMiB, &r.PidsLimit,
+		timeInto{&r.QueuedAt},
+		timeInto{&r.PlacedAt},
+		timeInto{&r.StartedAt},
+		timeInto{&r.ReadyAt},
+		timeInto{&r.EndedAt},
+		timeInto{&r.GoneAt},
+		&r.Goal, &r.GoalReason,
+		durationInto{&r.StopGrace},
+		&r.ContainerID,
+		jsonInto{&r.Reason},
 	}
 }
 

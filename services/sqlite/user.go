@@ -21,8 +21,11 @@ func scanUser(s scanner) (fleet.User, error) {
 
 func userInto(u *fleet.User) []any {
 	return []any{
-		&u.ID, &u.Name, &u.Login, &u.UID, &u.GID, jsonInto{&u.Groups}, &u.Role, &u.Project, &u.GPULimit, &u.Disabled,
-		timeInto{&u.CreatedAt}, timeInto{&u.DeletedAt},
+		&u.ID, &u.Name, &u.Login, &u.UID, &u.GID,
+		jsonInto{&u.Groups},
+		&u.Role, &u.Project, &u.GPULimit, &u.Disabled,
+		timeInto{&u.CreatedAt},
+		timeInto{&u.DeletedAt},
 	}
 }
 

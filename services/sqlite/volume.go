@@ -13,8 +13,13 @@ const volumeQuery = `SELECT volume.id, volume.name, volume.owner, owner.name, vo
 
 func volumeInto(v *fleet.Volume) []any {
 	return []any{
-		&v.ID, &v.Name, &v.Owner, &v.OwnerName, textInto[fleet.HostID]{&v.Host}, textInto[string]{&v.HostName}, &v.HomeOf,
-		timeInto{&v.CreatedAt}, timeInto{&v.DeletedAt}, timeInto{&v.RemovedAt},
+		&v.ID, &v.Name, &v.Owner, &v.OwnerName,
+		textInto[fleet.HostID]{&v.Host},
+		textInto[string]{&v.HostName},
+		&v.HomeOf,
+		timeInto{&v.CreatedAt},
+		timeInto{&v.DeletedAt},
+		timeInto{&v.RemovedAt},
 	}
 }
 

@@ -18,8 +18,17 @@ const workspaceQuery = `SELECT ` + workspaceColumns + ` FROM workspace JOIN user
 
 func workspaceInto(w *fleet.Workspace) []any {
 	return []any{
-		&w.ID, &w.Name, &w.Owner, &w.OwnerName, &w.Project, jsonInto{&w.Spec}, pendingInto{w}, jsonInto{&w.Origins},
-		&w.Goal, stateInto{&w.State}, jsonInto{&w.Reason}, &w.Epoch, timeInto{&w.CreatedAt}, timeInto{&w.DeletedAt}, &w.Version,
+		&w.ID, &w.Name, &w.Owner, &w.OwnerName, &w.Project,
+		jsonInto{&w.Spec},
+		pendingInto{w},
+		jsonInto{&w.Origins},
+		&w.Goal,
+		stateInto{&w.State},
+		jsonInto{&w.Reason},
+		&w.Epoch,
+		timeInto{&w.CreatedAt},
+		timeInto{&w.DeletedAt},
+		&w.Version,
 		&w.Restart, &w.DropHome, &w.Sudo, &w.ReusedVol, &w.HostKey,
 	}
 }
