@@ -116,3 +116,13 @@ func mountOf(item any) (fleet.DeclaredMount, error) {
 	}
 	return m, nil
 }
+
+// unlimitedOr takes -1 for no limit, or least and more. 0 is refused since it reads as either.
+func unlimitedOr(least int) func(any) error {
+	return func(value any) error {
+		if n := value.(int); n != -1 && n < least {
+			return fmt.Errorf("must be -1 for no limit, or %d or more", least)
+		}
+		return nil
+	}
+}

@@ -51,7 +51,7 @@ func settings() []setting {
 		{key: "images.registries", kind: kindStrings, def: []string{}, doc: "registry hosts and repository prefixes for images.allow: registries"},
 		{key: "images.default", def: "", doc: "image of `up` when neither user nor pool names one"},
 		{key: "mounts", kind: kindMounts, def: []any{}, doc: "host paths that users may mount by name: name, path, read_only, public"},
-		{key: "limits.gpus_per_user", kind: kindInt, def: -1, doc: "most devices of one user at once; -1: no limit", check: atLeast(-1)},
+		{key: "limits.gpus_per_user", kind: kindInt, def: -1, doc: "most devices of one user at once; -1: no limit", check: unlimitedOr(1)},
 		{key: "limits.workspaces_per_user", kind: kindInt, def: 50, doc: "most workspaces of one user that are not deleted", check: atLeast(1)},
 		{key: "limits.streams_per_user", kind: kindInt, def: 512, doc: "most open byte streams of one user", check: atLeast(1)},
 		{key: "scheduler.reserve_after", kind: kindDuration, def: 10 * time.Minute, doc: "wait after which devices are kept free for a request", check: positive},
