@@ -52,75 +52,8 @@ func TestMembersReachNothingOfAnother(t *testing.T) {
 	}
 	quiet := func() string { return fingerprint(t, r.state) }
 
-	type try struct {
-		what string
-		call func(ctx context.Context) error
-	}
-	var tries []try
-	add := func(what string, call func(ctx context.Context) error) { tries = append(tries, try{what, call}) }
-	for _, ref := range []string{demo.GetId(), "demo", "ana/demo", "ana/" + demo.GetId(), idle.GetId(), "bob/" + demo.GetId(), demo.GetId()[:6]} {
-		add("get "+ref, func(ctx context.Context) error {
-			_, err := r.workspaces().Get(ctx, with(bob, &carrelv1.GetRequest{Workspace: ref}))
-			return err
-		})
-		add("update "+ref, func(ctx context.Context) error {
-			_, err := r.workspaces().Update(ctx, with(bob, &carrelv1.UpdateRequest{Workspace: ref, Fields: []string{"memory_mib"}, Spec: &carrelv1.WorkspaceSpec{MemoryMib: 99}}))
-			return err
-		})
-		add("start "+ref, func(ctx context.Context) error {
-			_, err := r.workspaces().Start(ctx, with(bob, &carrelv1.StartRequest{Workspace: ref}))
-			return err
-		})
-		add("stop "+ref, func(ctx context.Context) error {
-			_, err := r.workspaces().Stop(ctx, with(bob, &carrelv1.StopRequest{Workspace: ref}))
-			return err
-		})
-		add("restart "+ref, func(ctx context.Context) error {
-			_, err := r.workspaces().Restart(ctx, with(bob, &carrelv1.RestartRequest{Workspace: ref}))
-			return err
-		})
-		add("delete "+ref, func(ctx context.Context) error {
-			_, err := r.workspaces().Delete(ctx, with(bob, &carrelv1.DeleteRequest{Workspace: ref, DeleteHome: true}))
-			return err
-		})
-		add("watch "+ref, func(ctx context.Context) error {
-			return firstOf(r.workspaces().Watch(ctx, with(bob, &carrelv1.WatchRequest{Workspace: ref})))
-		})
-		add("logs "+ref, func(ctx context.Context) error {
-			return firstOf(r.workspaces().Logs(ctx, with(bob, &carrelv1.LogsRequest{Workspace: ref})))
-		})
-		add("ticket "+ref, func(context.Context) error {
-			_, err := r.ticket(bob, ref)
-			return err
-		})
-		add("usage of "+ref, func(ctx context.Context) error {
-			_, err := carrelv1connect.NewUsageServiceClient(r.http, r.url).Report(ctx, with(bob, &carrelv1.ReportRequest{By: carrelv1.UsageGroup_USAGE_GROUP_LEASE, Workspace: ref}))
-			return err
-		})
-	}
-	add("list all", func(ctx context.Context) error {
-		_, err := r.workspaces().List(ctx, with(bob, &carrelv1.ListRequest{AllUsers: true}))
-		return err
-	})
-	add("watch all", func(ctx context.Context) error {
-		return firstOf(r.workspaces().Watch(ctx, with(bob, &carrelv1.WatchRequest{AllUsers: true})))
-	})
-	add("usage of ana", func(ctx context.Context) error {
-		_, err := carrelv1connect.NewUsageServiceClient(r.http, r.url).Report(ctx, with(bob, &carrelv1.ReportRequest{By: carrelv1.UsageGroup_USAGE_GROUP_USER, User: "ana"}))
-		return err
-	})
-	add("all volumes", func(ctx context.Context) error {
-		_, err := volumes.List(ctx, with(bob, &carrelv1.VolumeServiceListRequest{AllUsers: true}))
-		return err
-	})
-	add("tokens of ana", func(ctx context.Context) error {
-		_, err := r.auth().ListTokens(ctx, with(bob, &carrelv1.ListTokensRequest{User: "ana"}))
-		return err
-	})
-	add("keys of ana", func(ctx context.Context) error {
-		_, err := r.auth().ListDeviceKeys(ctx, with(bob, &carrelv1.ListDeviceKeysRequest{User: "ana"}))
-		return err
-	})
+	refs := []string{demo.GetId(), "demo", "ana/demo", "ana/" + demo.GetId(), idle.GetId(), "bob/" + demo.GetId(), demo.GetId()[:6]}
+	tries := append(tryWorkspaces(r, bob, refs), tryLists(r, bob)...)
 	for _, tr := range tries {
 		before := quiet()
 		err := tr.call(t.Context())
@@ -236,4 +169,87 @@ func TestBadNamesOfABatchAreRejectedOneByOne(t *testing.T) {
 			t.Errorf("disable %q: %v; an account is named in one way", other, err)
 		}
 	}
+}
+
+// try is a call that must be denied and change nothing.
+type try struct {
+	what string
+	call func(ctx context.Context) error
+}
+
+// tryWorkspaces are bob's calls about workspaces that are not his.
+func tryWorkspaces(r *rig, bob string, refs []string) []try {
+	var tries []try
+	add := func(what string, call func(ctx context.Context) error) { tries = append(tries, try{what, call}) }
+	for _, ref := range refs {
+		add("get "+ref, func(ctx context.Context) error {
+			_, err := r.workspaces().Get(ctx, with(bob, &carrelv1.GetRequest{Workspace: ref}))
+			return err
+		})
+		add("update "+ref, func(ctx context.Context) error {
+			_, err := r.workspaces().Update(ctx, with(bob, &carrelv1.UpdateRequest{Workspace: ref, Fields: []string{"memory_mib"}, Spec: &carrelv1.WorkspaceSpec{MemoryMib: 99}}))
+			return err
+		})
+		add("start "+ref, func(ctx context.Context) error {
+			_, err := r.workspaces().Start(ctx, with(bob, &carrelv1.StartRequest{Workspace: ref}))
+			return err
+		})
+		add("stop "+ref, func(ctx context.Context) error {
+			_, err := r.workspaces().Stop(ctx, with(bob, &carrelv1.StopRequest{Workspace: ref}))
+			return err
+		})
+		add("restart "+ref, func(ctx context.Context) error {
+			_, err := r.workspaces().Restart(ctx, with(bob, &carrelv1.RestartRequest{Workspace: ref}))
+			return err
+		})
+		add("delete "+ref, func(ctx context.Context) error {
+			_, err := r.workspaces().Delete(ctx, with(bob, &carrelv1.DeleteRequest{Workspace: ref, DeleteHome: true}))
+			return err
+		})
+		add("watch "+ref, func(ctx context.Context) error {
+			return firstOf(r.workspaces().Watch(ctx, with(bob, &carrelv1.WatchRequest{Workspace: ref})))
+		})
+		add("logs "+ref, func(ctx context.Context) error {
+			return firstOf(r.workspaces().Logs(ctx, with(bob, &carrelv1.LogsRequest{Workspace: ref})))
+		})
+		add("ticket "+ref, func(context.Context) error {
+			_, err := r.ticket(bob, ref)
+			return err
+		})
+		add("usage of "+ref, func(ctx context.Context) error {
+			_, err := carrelv1connect.NewUsageServiceClient(r.http, r.url).Report(ctx, with(bob, &carrelv1.ReportRequest{By: carrelv1.UsageGroup_USAGE_GROUP_LEASE, Workspace: ref}))
+			return err
+		})
+	}
+	return tries
+}
+
+// tryLists are bob's calls about everybody or ana.
+func tryLists(r *rig, bob string) []try {
+	var tries []try
+	add := func(what string, call func(ctx context.Context) error) { tries = append(tries, try{what, call}) }
+	add("list all", func(ctx context.Context) error {
+		_, err := r.workspaces().List(ctx, with(bob, &carrelv1.ListRequest{AllUsers: true}))
+		return err
+	})
+	add("watch all", func(ctx context.Context) error {
+		return firstOf(r.workspaces().Watch(ctx, with(bob, &carrelv1.WatchRequest{AllUsers: true})))
+	})
+	add("usage of ana", func(ctx context.Context) error {
+		_, err := carrelv1connect.NewUsageServiceClient(r.http, r.url).Report(ctx, with(bob, &carrelv1.ReportRequest{By: carrelv1.UsageGroup_USAGE_GROUP_USER, User: "ana"}))
+		return err
+	})
+	add("all volumes", func(ctx context.Context) error {
+		_, err := carrelv1connect.NewVolumeServiceClient(r.http, r.url).List(ctx, with(bob, &carrelv1.VolumeServiceListRequest{AllUsers: true}))
+		return err
+	})
+	add("tokens of ana", func(ctx context.Context) error {
+		_, err := r.auth().ListTokens(ctx, with(bob, &carrelv1.ListTokensRequest{User: "ana"}))
+		return err
+	})
+	add("keys of ana", func(ctx context.Context) error {
+		_, err := r.auth().ListDeviceKeys(ctx, with(bob, &carrelv1.ListDeviceKeysRequest{User: "ana"}))
+		return err
+	})
+	return tries
 }
