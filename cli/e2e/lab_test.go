@@ -51,6 +51,7 @@ type lab struct {
 	t     *testing.T
 	state string
 	url   string
+	env   []string // of the programs that it starts, beside the test's own
 	procs map[string]*process
 	admin *person
 }
@@ -66,11 +67,7 @@ type process struct {
 // `carreld dev`.
 func newLab(t *testing.T, together bool, gatewayFlags ...string) *lab {
 	t.Helper()
-	l := &lab{t: t, state: t.TempDir(), procs: map[string]*process{}}
-	if err := os.Chmod(l.state, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(l.close)
+	l := prepareLab(t)
 	if together {
 		l.start("dev", append([]string{"dev", "--state", l.state, "--listen", "127.0.0.1:0", "--gpus", "simulated:4x4090", "--images-default", testImage, "--scheduler-tick", "1s"}, gatewayFlags...)...)
 	} else {
@@ -87,19 +84,40 @@ func newLab(t *testing.T, together bool, gatewayFlags ...string) *lab {
 	return l
 }
 
+// newBareLab starts a gateway and no agent, and signs the admin in.
+func newBareLab(t *testing.T, gatewayFlags ...string) *lab {
+	t.Helper()
+	l := prepareLab(t)
+	l.startGateway("127.0.0.1:0", gatewayFlags...)
+	l.waitReady()
+	l.admin = l.newPerson("admin", l.firstSignIn())
+	return l
+}
+
+func prepareLab(t *testing.T) *lab {
+	t.Helper()
+	l := &lab{t: t, state: t.TempDir(), procs: map[string]*process{}}
+	if err := os.Chmod(l.state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(l.close)
+	return l
+}
+
 func (l *lab) startGateway(listen string, flags ...string) {
 	l.t.Helper()
 	args := []string{"gateway", "--state", l.state, "--listen", listen, "--images-allow", "any", "--images-default", testImage, "--scheduler-tick", "1s"}
 	l.start("gateway", append(args, flags...)...)
 }
 
-func (l *lab) startAgent(token string) {
+// startAgent starts an agent with four simulated GPUs, unless flags say otherwise; with a token it joins first.
+func (l *lab) startAgent(token string, flags ...string) {
 	l.t.Helper()
 	args := []string{"agent", "--data", filepath.Join(l.state, "agent"), "--name", "h1", "--gpus", "simulated:4x4090", "--link-backoff", "1s", "--times-list", "2s", "--times-heartbeat", "1s"}
 	if token != "" {
 		args = append(args, "--join", token)
 	}
-	l.start("agent", args...)
+	l.start("agent", append(args, flags...)...)
 }
 
 // start runs carreld in a session of its own; its output goes to a file that a failing test prints.
@@ -112,6 +130,7 @@ func (l *lab) start(name string, args ...string) {
 	}
 	cmd := exec.Command(bin(l.t, "carreld"), args...) //nolint:noctx // ends with the lab
 	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = append(os.Environ(), l.env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		l.t.Fatal(err)
