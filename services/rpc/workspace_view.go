@@ -87,8 +87,9 @@ func (v *viewer) addProgress(out *carrelv1.Workspace, w fleet.Workspace, run fle
 			out.Queue.ReservedDevices = append(out.Queue.ReservedDevices, string(id))
 		}
 	case fleet.StatePulling:
-		out.Pull = &carrelv1.PullProgress{Phase: "downloading"}
+		out.Pull = &carrelv1.PullProgress{Phase: "looking for the image"}
 		if pull, ok := v.progress.Pull(w.ID); ok {
+			out.Pull.Phase = "downloading"
 			out.Pull.BytesDone, out.Pull.BytesTotal = pull.Done, pull.Total
 			if pull.Total > 0 && pull.Done >= pull.Total {
 				out.Pull.Phase = "extracting"
