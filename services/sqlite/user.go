@@ -130,8 +130,8 @@ func (t *tx) checkUser(u *fleet.User, self fleet.UserID) error {
 		return fleet.Errorf(fleet.KindInvalid, "uid %d of user %s: use %d or more", u.UID, u.Name, fleet.LowestUID)
 	case u.UID > 1<<31-2 || u.GID > 1<<31-2:
 		return fleet.Errorf(fleet.KindInvalid, "uid and gid of user %s: use at most %d", u.Name, 1<<31-2)
-	case u.GID < 1:
-		return fleet.Errorf(fleet.KindInvalid, "gid %d of user %s: use 1 or more", u.GID, u.Name)
+	case u.GID < fleet.LowestUID:
+		return fleet.Errorf(fleet.KindInvalid, "gid %d of user %s: use %d or more, or none for the uid's; lower ones are groups of the system", u.GID, u.Name, fleet.LowestUID)
 	case u.Role != fleet.RoleMember && u.Role != fleet.RoleAdmin:
 		return fleet.Errorf(fleet.KindInvalid, "role %q of user %s: use member or admin", u.Role, u.Name)
 	case u.GPULimit != nil && *u.GPULimit < 0:

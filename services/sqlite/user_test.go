@@ -41,6 +41,24 @@ func TestAddUsersAllOrNone(t *testing.T) {
 	}
 }
 
+// A gid of the system would be a way to the files of host groups on shared volumes, as a uid of it is.
+func TestIdsOfTheSystemAreRefused(t *testing.T) {
+	r := newRoom(t)
+	ctx := context.Background()
+	for _, u := range []fleet.User{{Name: "cleo", GID: 999}, {Name: "cleo", GID: 1}, {Name: "cleo", GID: -1}, {Name: "cleo", UID: 999}} {
+		outcomes, err := r.AddUsers(ctx, []fleet.User{u}, false, r.now)
+		r.ok(err)
+		if err := outcomes[0].Err; !fleet.IsKind(err, fleet.KindInvalid) || !strings.Contains(err.Error(), "use 1000 or more") {
+			t.Errorf("uid %d, gid %d: %v", u.UID, u.GID, err)
+		}
+	}
+	_, err := r.UpdateUser(ctx, "ana", func(u *fleet.User) error { u.GID = 27; return nil }, r.now)
+	r.kind(err, fleet.KindInvalid)
+	outcomes, err := r.AddUsers(ctx, []fleet.User{{Name: "cleo", GID: 1000}}, false, r.now)
+	r.ok(err)
+	r.ok(outcomes[0].Err)
+}
+
 func TestLastAdminStays_T42(t *testing.T) {
 	r := newRoom(t)
 	ctx := context.Background()
