@@ -364,6 +364,46 @@ func TestErrorUndoesOnlyItsOwnPart(t *testing.T) {
 	r.kind(err, fleet.KindUnavailable)
 }
 
+// T-16: what is refused costs no commit, so that a caller without a sign-in cannot make the disk flush at each try.
+func TestRefusedWritesCommitNothing_T16(t *testing.T) {
+	var path string
+	r := newRoom(t, func(o *sqlite.Options) { path = o.Path })
+	ctx := context.Background()
+	stored := func() string {
+		var all []byte
+		for _, suffix := range []string{"", "-wal"} {
+			content, err := os.ReadFile(path + suffix)
+			r.ok(err)
+			all = append(all, content...)
+		}
+		return string(hash(string(all)))
+	}
+	before := stored()
+	last, err := r.LastCommit(ctx)
+	r.ok(err)
+	later := r.now.Add(time.Hour)
+	var group sync.WaitGroup
+	for i := range 50 {
+		group.Go(func() {
+			if _, err := r.UseSignIn(ctx, hash(fmt.Sprint("guess ", i)), later); !fleet.IsKind(err, fleet.KindUnauthenticated) {
+				t.Errorf("sign-in with a guess: %v", err)
+			}
+		})
+	}
+	group.Wait()
+	r.kind(r.RevokeToken(ctx, "none", "", later), fleet.KindNotFound)
+	if after, err := r.LastCommit(ctx); err != nil || !after.Equal(last) {
+		t.Errorf("last commit %s, then %s, %v", last, after, err)
+	}
+	if stored() != before {
+		t.Error("a refused write changed the database")
+	}
+	r.create(r.ana, "w1", 0) // and the next one is kept
+	if stored() == before {
+		t.Error("a good write changed nothing")
+	}
+}
+
 func TestReadersWithoutAPauseDoNotGrowTheLog_REL16(t *testing.T) {
 	r := newRoom(t, func(o *sqlite.Options) { o.WALLimitMiB = 1; o.WALPages = 100 })
 	ctx, cancel := context.WithCancel(context.Background())

@@ -143,13 +143,18 @@ func (db *DB) transact(batch []*job) int {
 	if err := db.begin(); err != nil {
 		return fail(batch, db.broken("begin", err))
 	}
-	at := db.lastCommit.Load()
+	at, changed := db.lastCommit.Load(), false
 	for i, j := range batch {
 		at = max(at, j.now)
 		j.err = db.runJob(j, at)
 		if j.err != nil && !db.inTransaction() {
 			return db.lost(batch, i)
 		}
+		changed = changed || j.err == nil
+	}
+	if !changed { // nobody makes the disk flush by asking for what is refused
+		db.rollback()
+		return len(batch)
 	}
 	if err := db.commit(at); err != nil {
 		db.rollback()
