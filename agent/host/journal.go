@@ -116,7 +116,7 @@ func (j *Journal) SetStamp(s Stamp) error {
 	if j.state.Applied && s.Less(j.state.Stamp) {
 		highest := j.state.Stamp
 		j.mu.Unlock()
-		return Errorf(KindStale, "stamp %v is older than %v, which this host has already seen", s, highest)
+		return Errorf(KindStale, "stamp %v is older than %v, which this host has already seen; if the gateway's database was put back from an older copy, stop the gateway and run `carreld recover`", s, highest)
 	}
 	if j.state.Stamp != s || !j.state.Applied {
 		j.state.Stamp, j.state.Applied = s, true

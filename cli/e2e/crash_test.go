@@ -277,10 +277,6 @@ func TestOldDatabaseRemovesNothing(t *testing.T) {
 	if fmt.Sprint(names) != "[w1]" {
 		t.Errorf("the old database has %v, want w1", names)
 	}
-	l.eventually("the containers that it does not know are shown", func() bool {
-		out := ana.ok("host", "ls", "-o", "json")
-		return strings.Contains(out, containerName(w2)) && strings.Contains(out, containerName(w3))
-	})
 	if now := ana.show("w1"); now.State != "running" || now.Run.Epoch != w1.Run.Epoch || len(now.Leases) != 1 {
 		t.Errorf("w1 is %s, epoch %d, leases %+v", now.State, now.Run.Epoch, now.Leases)
 	}
@@ -299,6 +295,11 @@ func TestOldDatabaseRemovesNothing(t *testing.T) {
 	delete(l.procs, "recover")
 	l.startGateway(l.listen())
 	l.waitReady()
+
+	l.eventually("the containers that it does not know are shown", func() bool {
+		out := ana.ok("host", "ls", "-o", "json")
+		return strings.Contains(out, containerName(w2)) && strings.Contains(out, containerName(w3))
+	})
 
 	// One of the four devices is w1's, two are those of the unknown.
 	ana.ok("up", "w4", "-q")

@@ -19,12 +19,13 @@ import (
 // version is set by the build (-X main.version=...).
 var version = "devel"
 
-const usage = `usage: carreld gateway|agent|dev|config|version [flags]
+const usage = `usage: carreld gateway|agent|dev|config|recover|version [flags]
 
   gateway        the API, scheduler and ledger; one for a deployment
   agent          GPU inventory and containers of one host; dials the gateway
   dev            gateway and agent in one process: the quick start, a one-box lab
   config print   all settings of the gateway with their effective values
+  recover        after the database was put back from an older copy, with the gateway stopped: hosts follow it again
   version        the version
 
 carreld COMMAND --help lists the flags of a command.
@@ -49,7 +50,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	ctx, stop := untilSignal(stderr)
 	defer stop()
 	commands := map[string]func(context.Context, []string, io.Writer, io.Writer) error{
-		"gateway": runGateway, "agent": runAgent, "dev": runDev, "config": runConfig,
+		"gateway": runGateway, "agent": runAgent, "dev": runDev, "config": runConfig, "recover": runRecover,
 		"version": func(context.Context, []string, io.Writer, io.Writer) error {
 			_, err := fmt.Fprintln(stdout, version)
 			return err
