@@ -224,9 +224,9 @@ func checkConserving(t *rapid.T, next fleet.Snapshot, plan fleet.Plan) {
 			cpu, memory, freeCPU, freeMemory := r.Spec.CPUMillis, int64(0), h.FreeCPUMillis, h.FreeMemoryMiB
 			count := int64(r.Spec.GPU.Count)
 			if count == 0 {
-				freeCPU, freeMemory, memory = h.FreeCPUOnly, h.FreeMemoryOnly, 4096
+				freeCPU, freeMemory, memory = h.FreeCPUOnly, h.FreeMemoryOnly, min(4096, h.MemOnlyReserve/4)
 				if cpu == 0 {
-					cpu = 2000
+					cpu = min(2000, h.CPUOnlyReserve/4)
 				}
 			} else if n := int64(len(h.Devices)); n > 0 {
 				memory = 64000 / n * count

@@ -74,7 +74,7 @@ func TestDefaultsAreTheHostsShare(t *testing.T) {
 	if two.Origins["memory_mib"] != originShare || two.Origins["shm_mib"] != originShm {
 		t.Errorf("origins %v", two.Origins)
 	}
-	if none := placementOf(t, p, "none"); none.CPUMillis != 2000 || none.MemoryMiB != 4096 || len(none.Devices) != 0 || none.Origins["cpu_millis"] != originCPUOnly {
+	if none := placementOf(t, p, "none"); none.CPUMillis != 500 || none.MemoryMiB != 1024 || len(none.Devices) != 0 || none.Origins["cpu_millis"] != originCPUOnly {
 		t.Errorf("without GPUs: %+v", none)
 	}
 }
@@ -123,25 +123,25 @@ func TestReasons(t *testing.T) {
 		held  int
 		want  string
 	}{
-		{"all in use", []fleet.HostView{full}, ask("n", 1), 2, "all 4 GPUs of pool default are in use: ana/w1 (2), bo/w2 (2)"},
-		{"model named", []fleet.HostView{full}, ask("n", 1, func(r *fleet.Request) { r.Spec.GPU.Models = []string{"4090"} }), 2, "all 4 4090 GPUs of pool default are in use: ana/w1 (2), bo/w2 (2)"},
-		{"too few free", []fleet.HostView{half}, ask("n", 2), 3, "it needs 2 GPUs on one host and at most 1 are free on one (h1); in use by ana/w1 (3)"},
+		{"all in use", []fleet.HostView{full}, ask("n", 1), 2, "all 4 GPUs of pool default are in use: ana 2, bo 2"},
+		{"model named", []fleet.HostView{full}, ask("n", 1, func(r *fleet.Request) { r.Spec.GPU.Models = []string{"4090"} }), 2, "all 4 4090 GPUs of pool default are in use: ana 2, bo 2"},
+		{"too few free", []fleet.HostView{half}, ask("n", 2), 3, "it needs 2 GPUs on one host and at most 1 are free on one (h1); in use by ana 3"},
 		{"CPU", []fleet.HostView{starved}, ask("n", 1), 0, "CPU: it needs 2 cores and 1 are free on h1"},
 		{"memory", []fleet.HostView{starved}, ask("n", 1, func(r *fleet.Request) { r.Spec.CPUMillis, r.Spec.MemoryMiB = 500, 33*1024 }), 0, ""},
-		{"away", []fleet.HostView{full, away}, ask("n", 1), 2, "all 4 GPUs of pool default are in use: ana/w1 (2), bo/w2 (2); host h2 does not answer since 10:00:00"},
+		{"away", []fleet.HostView{full, away}, ask("n", 1), 2, "all 4 GPUs of pool default are in use: ana 2, bo 2; host h2 does not answer since 10:00:00"},
 		{"only away", []fleet.HostView{away}, ask("n", 1), 0, "host h2 does not answer since 10:00:00"},
 		{"limit", []fleet.HostView{half}, ask("n", 1, func(r *fleet.Request) { r.GPULimit = 3 }), 3, "your limit is 3 GPUs at once and 3 are in use: w1 (3)"},
 		{
 			"home",
 			[]fleet.HostView{full, oneHost("h3", 4)},
 			ask("n", 1, func(r *fleet.Request) { r.HomeHost, r.HomeVolume = full.ID, "n-home" }), 2,
-			"your home is on h1: all 4 GPUs of host h1 are in use: ana/w1 (2), bo/w2 (2)",
+			"your home is on h1: all 4 GPUs of host h1 are in use: ana 2, bo 2",
 		},
 		{
 			"image on one host",
 			[]fleet.HostView{full, oneHost("h3", 4)},
 			ask("n", 1, func(r *fleet.Request) { r.Spec.ImageHost = full.ID }), 2,
-			"image torch exists only on h1: all 4 GPUs of host h1 are in use: ana/w1 (2), bo/w2 (2)",
+			"image torch exists only on h1: all 4 GPUs of host h1 are in use: ana 2, bo 2",
 		},
 		{"CONT-15 busy volume", []fleet.HostView{half}, ask("n", 0, func(r *fleet.Request) { r.BusyVolume = "data (in use by w1)" }), 3, "it waits for volume data (in use by w1)"},
 		{"restart on a host that is away", []fleet.HostView{full, away}, kept, 2, "it restarts with its GPUs on h2: host h2 does not answer since 10:00:00"},
@@ -221,7 +221,7 @@ func TestAReservationIsNamed(t *testing.T) {
 	if len(p.Reservations) != 1 || len(p.Reservations[0].Devices) != 2 || p.Reservations[0].Run.Workspace != "wbig" {
 		t.Fatalf("reservations %+v", p.Reservations)
 	}
-	if w := waitOf(t, p, "small"); w.Why != "2 GPUs free on h1 are being kept for ana/big, which has waited longer" || w.Place != 2 || w.Length != 2 {
+	if w := waitOf(t, p, "small"); w.Why != "2 GPUs free on h1 are being kept for a workspace of ana, which has waited longer" || w.Place != 2 || w.Length != 2 {
 		t.Errorf("small: %+v", w)
 	}
 	if w := waitOf(t, p, "big"); !strings.Contains(w.Why, "2 of the 4 GPUs it needs are being kept for it on h1") {

@@ -34,11 +34,14 @@ func (s *state) sizes(r *fleet.Request, h *host) sizes {
 	return out
 }
 
-// defaultSize is the share of count devices in what the host offers to runs with devices; without devices it is the setting, or all
-// that the host keeps for such runs when that is less.
+// cpuOnlyParts is into how many parts a host's room for runs without devices is divided at least, so that the first does not take it all.
+const cpuOnlyParts = 4
+
+// defaultSize is the share of count devices in what the host offers to runs with devices; without devices it is the setting, or a
+// quarter of what the host keeps for such runs when that is less.
 func (s *state) defaultSize(count int64, h *host, offered, cpuOnly, cpuOnlyTotal int64) int64 {
 	if count == 0 {
-		return max(1, min(cpuOnly, cpuOnlyTotal))
+		return max(1, min(cpuOnly, cpuOnlyTotal/cpuOnlyParts))
 	}
 	return max(1, offered/max(1, h.shares)*count)
 }

@@ -107,6 +107,13 @@ func offered(h *fleet.Host) room {
 	return room{max(int64(h.CPUs)*1000-h.ReservedCPUMillis, 0), max(h.MemoryMiB-h.ReservedMemoryMiB, 0)}
 }
 
+// What a small GPU host keeps for runs without devices, where the share in percent would be too little to work with: one core and
+// 4 GiB, but not more than half of its cores and a quarter of its memory.
+const (
+	smallCPUReserve    = 1000 // thousandths of a core
+	smallMemoryReserve = 4096 // MiB
+)
+
 func (t *tx) shareRoom(v *fleet.HostView, h *fleet.Host, gpu, cpuOnly room) {
 	all := offered(h)
 	if len(v.Devices) == 0 {
@@ -117,8 +124,10 @@ func (t *tx) shareRoom(v *fleet.HostView, h *fleet.Host, gpu, cpuOnly room) {
 		v.FreeCPUOnly, v.FreeMemoryOnly = v.FreeCPUMillis, v.FreeMemoryMiB
 		return
 	}
-	percent := int64(t.db.opts.CPUOnlyPercent)
-	v.CPUOnlyReserve, v.MemOnlyReserve = all.cpuMillis*percent/100, all.memoryMiB*percent/100
+	if percent := int64(t.db.opts.CPUOnlyPercent); percent > 0 {
+		v.CPUOnlyReserve = max(all.cpuMillis*percent/100, min(smallCPUReserve, all.cpuMillis/2))
+		v.MemOnlyReserve = max(all.memoryMiB*percent/100, min(smallMemoryReserve, all.memoryMiB/4))
+	}
 	v.CPUMillis, v.MemoryMiB = all.cpuMillis-v.CPUOnlyReserve, all.memoryMiB-v.MemOnlyReserve
 	v.FreeCPUMillis, v.FreeMemoryMiB = max(v.CPUMillis-gpu.cpuMillis, 0), max(v.MemoryMiB-gpu.memoryMiB, 0)
 	v.FreeCPUOnly, v.FreeMemoryOnly = max(v.CPUOnlyReserve-cpuOnly.cpuMillis, 0), max(v.MemOnlyReserve-cpuOnly.memoryMiB, 0)
