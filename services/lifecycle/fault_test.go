@@ -426,7 +426,7 @@ func TestTheHomesHostIsWaitedFor(t *testing.T) {
 		w.settle()
 		w.is(id, fleet.StateQueued)
 		wait, _ := w.lc.QueuePlace(id)
-		if want := "your home is on h1: the one GPU of host h1 is in use: bo/holder (1)"; wait.Why != want {
+		if want := "your home is on h1: the one GPU of host h1 is in use: bo 1"; wait.Why != want {
 			t.Errorf("why %q, want %q", wait.Why, want)
 		}
 	})

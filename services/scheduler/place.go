@@ -15,6 +15,7 @@ type shapeKey struct {
 	cpu, memory         int64
 	require             string
 	imageHost, homeHost fleet.HostID
+	image, volume       string // where the reason names them: nobody is told of another's
 }
 
 // shape is what a pass has learnt about the requests of one key.
@@ -46,6 +47,12 @@ func (p *pass) findShape(r *fleet.Request) *shape {
 	}
 	if r.Spec.GPU.Count > 0 {
 		key.models = strings.Join(r.Spec.GPU.Models, "|")
+	}
+	if key.imageHost != "" || key.require != "" {
+		key.image = r.Spec.Image
+	}
+	if key.homeHost != "" && !ownHome(r) {
+		key.volume = r.HomeVolume
 	}
 	if sh := p.shapes[key]; sh != nil {
 		return sh

@@ -13,7 +13,7 @@ type slot struct{ pool, model string }
 // reservation keeps room on a host for a run that has waited long.
 type reservation struct {
 	run     fleet.RunKey
-	name    string // user/workspace
+	user    string // name of the run's owner
 	host    *host
 	model   *model // nil for a run without devices
 	count   int
@@ -150,7 +150,7 @@ func (h *host) modelOf(id fleet.DeviceID) string {
 
 // reserve takes a host's free devices of a model out of everybody else's reach.
 func (p *pass) reserve(r *fleet.Request, h *host, m *model, since time.Time) {
-	res := &reservation{run: r.Run, name: r.UserName + "/" + r.Name, host: h, model: m, count: r.Spec.GPU.Count, want: p.sizes(r, h), since: since}
+	res := &reservation{run: r.Run, user: r.UserName, host: h, model: m, count: r.Spec.GPU.Count, want: p.sizes(r, h), since: since}
 	key := slot{pool: h.pool.name}
 	if m != nil {
 		key.model = m.name

@@ -161,6 +161,53 @@ func TestReasons(t *testing.T) {
 	}
 }
 
+// Reasons are made once for requests of one shape, but each says only what its reader may know: of others their names and how many devices.
+func TestReasonsTellNothingOfOthersBelongings(t *testing.T) {
+	full := oneHost("h1", 4)
+	hold(&full, "ana/secret-run", 0, 1, 2, 3)
+	full.CUDAVersion = "12.2"
+	old := func(r *fleet.Request) { r.Spec.RequireCUDA = "cuda>=13.0" }
+	of := func(user string, change ...func(*fleet.Request)) func(*fleet.Request) {
+		return func(r *fleet.Request) {
+			r.User, r.UserName, r.Spec.Image = fleet.UserID("u-"+user), user, user+"-image"
+			for _, c := range change {
+				c(r)
+			}
+		}
+	}
+	volume := func(name string) func(*fleet.Request) {
+		return func(r *fleet.Request) { r.HomeHost, r.HomeVolume = full.ID, name }
+	}
+	pinned := func(r *fleet.Request) { r.Spec.ImageHost = full.ID }
+	waiting := []fleet.Request{
+		ask("ana1", 1, of("ana", volume("secret-data"))), ask("bo1", 1, of("bo", volume("bo1-home"))), ask("bo2", 1, of("bo", volume("bo-data"))),
+		ask("ana2", 1, of("ana", pinned)), ask("bo3", 1, of("bo", pinned)),
+		ask("ana3", 1, of("ana", old)), ask("bo4", 1, of("bo", old)), ask("bo5", 1, of("bo")),
+	}
+	p := Plan(fleet.Snapshot{Hosts: []fleet.HostView{full}, Waiting: waiting, Held: map[fleet.UserID]int{"u-ana": 4}}, Settings{}, epoch)
+	if len(p.Waits)+len(p.Refusals) != len(waiting) {
+		t.Fatalf("%+v", p)
+	}
+	told := map[fleet.WorkspaceID]string{}
+	for _, w := range p.Waits {
+		told[w.Run.Workspace] = w.Why
+	}
+	for _, r := range p.Refusals {
+		told[r.Run.Workspace] = r.Err.Error()
+	}
+	for id, text := range told {
+		if strings.HasPrefix(string(id), "wbo") && (strings.Contains(text, "secret") || strings.Contains(text, "ana-image")) {
+			t.Errorf("%s is told: %s", id, text)
+		}
+		if strings.HasPrefix(string(id), "wana") && strings.Contains(text, "secret-run") {
+			t.Errorf("%s is told: %s", id, text)
+		}
+	}
+	if got, want := told["wbo5"], "all 4 GPUs of pool default are in use: ana 4"; got != want {
+		t.Errorf("why\n got %s\nwant %s", got, want)
+	}
+}
+
 func TestRestartGoesBackBeforeAnybodyElse(t *testing.T) {
 	h := oneHost("h1", 2)
 	hold(&h, "ana/again", 0, 1)

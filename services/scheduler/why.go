@@ -83,7 +83,7 @@ func (p *pass) whyKept(r *fleet.Request) string {
 
 func limitText(limit, used int, held *tally) string {
 	text := fmt.Sprintf("your limit is %s at once and %d are in use", gpus(limit, nil), used)
-	if list := held.text(); list != "" {
+	if list := held.text("%s (%d)"); list != "" { // the user's own workspaces, whose names nobody else is told
 		text += ": " + list
 	}
 	return text
@@ -127,11 +127,14 @@ func pinText(r *fleet.Request, h *host) string {
 }
 
 func homeText(r *fleet.Request, host string) string {
-	if r.HomeVolume == "" || r.HomeVolume == r.Name+"-home" {
+	if ownHome(r) {
 		return "your home is on " + host
 	}
 	return "your volume " + r.HomeVolume + " is on " + host
 }
+
+// ownHome reports whether what ties the run to a host is the home of its workspace.
+func ownHome(r *fleet.Request) bool { return r.HomeVolume == "" || r.HomeVolume == r.Name+"-home" }
 
 func lostText(r *fleet.Request, sh *shape) string {
 	switch {
@@ -205,9 +208,9 @@ func (p *pass) classText(c class, r *fleet.Request, sh *shape, hosts, all []*hos
 func claimedText(h *host) string {
 	res := h.claim
 	if len(res.devices) == 0 {
-		return fmt.Sprintf("what is free on %s is being kept for %s, which has waited longer", h.view.Name, res.name)
+		return fmt.Sprintf("what is free on %s is being kept for a workspace of %s, which has waited longer", h.view.Name, res.user)
 	}
-	return fmt.Sprintf("%s free on %s are being kept for %s, which has waited longer", gpus(len(res.devices), nil), h.view.Name, res.name)
+	return fmt.Sprintf("%s free on %s are being kept for a workspace of %s, which has waited longer", gpus(len(res.devices), nil), h.view.Name, res.user)
 }
 
 // roomText says how much CPU or memory is missing on a host.
@@ -223,7 +226,7 @@ func (p *pass) roomText(r *fleet.Request, h *host) string {
 	return fmt.Sprintf("memory: it needs %s and %s are free on %s", gib(want.memory), gib(max(0, left.memory)), where)
 }
 
-// inUseText names who holds the devices.
+// inUseText says which users hold how many of the devices. What their workspaces are called is theirs.
 func (p *pass) inUseText(r *fleet.Request, sh *shape, hosts []*host) string {
 	holders, leasable, free, most := &tally{}, 0, 0, 0
 	mostOn := ""
@@ -258,7 +261,7 @@ func (p *pass) inUseText(r *fleet.Request, sh *shape, hosts []*host) string {
 	default:
 		text = fmt.Sprintf("it needs %s on one host and at most %d are free on one (%s)", gpus(r.Spec.GPU.Count, models), most, mostOn)
 	}
-	if list := holders.text(); list != "" {
+	if list := holders.text("%s %d"); list != "" {
 		text += map[bool]string{true: ": ", false: "; in use by "}[free == 0] + list
 	}
 	return text
@@ -338,28 +341,28 @@ func (t *tally) add(name string, n int) {
 	t.counts[name] += n
 }
 
-// addHolders counts a host's held devices of a model.
+// addHolders counts a host's held devices of a model by user.
 func (t *tally) addHolders(h *host, model string) {
 	for i := range h.view.Devices {
 		d := &h.view.Devices[i]
 		if d.Model != model {
 			continue
 		}
-		if holder := cmp.Or(h.placed[d.ID], d.HeldBy); holder != "" {
-			t.add(holder, 1)
+		if user, _, _ := strings.Cut(cmp.Or(h.placed[d.ID], d.HeldBy), "/"); user != "" {
+			t.add(user, 1)
 		}
 	}
 }
 
-// text lists the largest holders first.
-func (t *tally) text() string {
+// text lists the largest holders first, each written by a format that takes name and count.
+func (t *tally) text(format string) string {
 	if t == nil || len(t.names) == 0 {
 		return ""
 	}
 	slices.SortFunc(t.names, func(a, b string) int { return cmp.Or(cmp.Compare(t.counts[b], t.counts[a]), cmp.Compare(a, b)) })
 	var parts []string
 	for _, name := range t.names[:min(len(t.names), listed)] {
-		parts = append(parts, fmt.Sprintf("%s (%d)", name, t.counts[name]))
+		parts = append(parts, fmt.Sprintf(format, name, t.counts[name]))
 	}
 	if more := len(t.names) - listed; more > 0 {
 		parts = append(parts, fmt.Sprintf("and %d more", more))
