@@ -169,7 +169,8 @@ func (l *Link) connect(ctx context.Context) (time.Duration, error) {
 	l.o.Log.Info("link is up", "gateway", l.o.GatewayURL)
 
 	p.fill()
-	err = stream.ServeTurned(p.ctx, conn, l.o.Handler, l.o.Turned) // a stream's ErrNewerSession ends it too
+	//nolint:contextcheck // p.ctx comes from ctx; a stream's ErrNewerSession ends it too
+	err = stream.ServeTurned(p.ctx, conn, l.o.Handler, l.o.Turned)
 	p.cancel(err)
 	p.wait()
 	return time.Since(up), err
@@ -200,7 +201,7 @@ func (l *Link) dial(ctx context.Context, path string) (net.Conn, http.Header, er
 	if err != nil {
 		return nil, nil, fmt.Errorf("dial %s%s: %w", l.o.GatewayURL, path, err)
 	}
-	return conn, answer.Header, nil
+	return conn, answer, nil
 }
 
 // DialBack makes the agent dial n more streams and returns without waiting for

@@ -81,9 +81,9 @@ type Options struct {
 // Dial opens a stream with `Upgrade: carrel`. Where there is no TLS the result
 // is the dialled connection itself (a *net.TCPConn, unless DialContext gives
 // something else), else a *tls.Conn; in both cases no byte behind the answer's
-// head has been read. The response is that head. An answer other than 101 is a
+// head has been read. The header is that head's. An answer other than 101 is a
 // *StatusError, a failure on the way through a proxy a *ProxyError.
-func Dial(ctx context.Context, o Options) (net.Conn, *http.Response, error) {
+func Dial(ctx context.Context, o Options) (net.Conn, http.Header, error) {
 	u, err := url.Parse(o.URL)
 	if err != nil {
 		return nil, nil, fmt.Errorf("stream address: %w", err)
@@ -107,12 +107,12 @@ func Dial(ctx context.Context, o Options) (net.Conn, *http.Response, error) {
 	if err != nil {
 		return nil, nil, whyNot(ctx, err)
 	}
-	resp, err := o.upgrade(ctx, conn, req)
+	header, err := o.upgrade(ctx, conn, req)
 	if err != nil {
 		_ = conn.Close()
-		return nil, resp, whyNot(ctx, err)
+		return nil, nil, whyNot(ctx, err)
 	}
-	return conn, resp, nil
+	return conn, header, nil
 }
 
 func (o Options) withDefaults() Options {
@@ -188,9 +188,9 @@ func startTLS(ctx context.Context, conn net.Conn, base *tls.Config, host string)
 
 // upgrade sends the request and reads the answer's head, and the body of a
 // refusal. conn has no deadline afterwards.
-func (o Options) upgrade(ctx context.Context, conn net.Conn, req *http.Request) (*http.Response, error) {
+func (o Options) upgrade(ctx context.Context, conn net.Conn, req *http.Request) (http.Header, error) {
 	release := interruptible(ctx, conn)
-	defer release()
+	defer func() { _ = release() }() // where it was not called below, another error is reported
 	req.Header.Set("Connection", "Upgrade")
 	req.Header.Set("Upgrade", Protocol)
 	if err := req.Write(conn); err != nil {
@@ -204,16 +204,17 @@ func (o Options) upgrade(ctx context.Context, conn net.Conn, req *http.Request) 
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotCarrel, err)
 	}
+	defer func() { _ = resp.Body.Close() }() // of the head alone: nothing of conn is in it
 	if resp.StatusCode != http.StatusSwitchingProtocols {
-		return resp, refusal(conn, head, req)
+		return nil, refusal(conn, head, req)
 	}
 	if !strings.EqualFold(resp.Header.Get("Upgrade"), Protocol) {
-		return resp, fmt.Errorf("%w: upgraded to %q", ErrNotCarrel, resp.Header.Get("Upgrade"))
+		return nil, fmt.Errorf("%w: upgraded to %q", ErrNotCarrel, resp.Header.Get("Upgrade"))
 	}
 	if err := release(); err != nil {
-		return resp, err
+		return nil, err
 	}
-	return resp, nil
+	return resp.Header, nil
 }
 
 // interruptible makes the end of ctx end what conn is doing. The function that

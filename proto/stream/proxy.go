@@ -68,6 +68,7 @@ func connectThrough(ctx context.Context, conn net.Conn, proxy *url.URL, target s
 	if err != nil {
 		return fmt.Errorf("answer to CONNECT: %w", err)
 	}
+	defer func() { _ = resp.Body.Close() }() // of the head alone: nothing of conn is in it
 	if resp.StatusCode/100 != 2 {
 		return fmt.Errorf("refused CONNECT %s: %s", target, resp.Status)
 	}

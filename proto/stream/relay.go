@@ -304,7 +304,7 @@ func halfClose(c closeWriter) error {
 }
 
 func readEnd(err error) error {
-	if err == io.EOF { // only the bare one: a wrapped EOF is a broken stream
+	if err == io.EOF { //nolint:errorlint // only the bare one: a wrapped EOF is a broken stream
 		return nil
 	}
 	var we *writeError

@@ -127,12 +127,12 @@ func (h *fakeHost) headers(id string, nonce, proof []byte, started int64) http.H
 	return header
 }
 
-func (h *fakeHost) dial(path string, header http.Header) (net.Conn, *http.Response, error) {
+func (h *fakeHost) dial(path string, header http.Header) (net.Conn, http.Header, error) {
 	return dial(h.ctx, h.r, path, header)
 }
 
 // dial opens an upgraded connection to the gateway.
-func dial(ctx context.Context, r *rig, path string, header http.Header) (net.Conn, *http.Response, error) {
+func dial(ctx context.Context, r *rig, path string, header http.Header) (net.Conn, http.Header, error) {
 	o := stream.Options{URL: r.url + path, Header: header, Timeout: patience}
 	if pem := r.g.CAPEM(); pem != nil {
 		roots := x509.NewCertPool()
@@ -149,7 +149,7 @@ func (h *fakeHost) connect(started int64) (ended <-chan struct{}) {
 	if err != nil {
 		h.t.Fatalf("link: %v", err)
 	}
-	h.token = answer.Header.Get("Carrel-Stream-Token")
+	h.token = answer.Get("Carrel-Stream-Token")
 	mux := http.NewServeMux()
 	mux.Handle(agentv1connect.NewHostServiceHandler(h))
 	over := make(chan struct{})
