@@ -178,7 +178,7 @@ func TestAFlappingGatewayIsNotHammered(t *testing.T) {
 	deadline := time.Now().Add(time.Second)
 	for time.Now().Before(deadline) {
 		g.breakLinks()
-		time.Sleep(time.Millisecond) // the pace of the flapping, not a wait for anything
+		time.Sleep(time.Millisecond) //nolint:forbidigo // the pace of the flapping, not a wait for anything
 	}
 	// Doubling from 50 ms, ten dials would take 25 s on average.
 	if n := g.dials.Load(); n < 1 || n > 20 {

@@ -74,10 +74,10 @@ func TestEachSendsAtOnceAfterChangesAndAsKeepAlive(t *testing.T) {
 			ended <- b.Each(ctx, Filter{Topic: Hosts}, 15*time.Second, func() error { sent <- time.Since(start); return nil })
 		}()
 		synctest.Wait()
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) //nolint:forbidigo // the bubble's clock
 		b.HostChanged("h1")
 		b.HostChanged("h2")
-		time.Sleep(20 * time.Second)
+		time.Sleep(20 * time.Second) //nolint:forbidigo // the bubble's clock
 		reason := errors.New("gone")
 		cancel(reason)
 		if err := <-ended; !errors.Is(err, reason) {

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/carrel-dev/carrel/proto/stream"
@@ -211,18 +212,13 @@ func (t *Tunnel) takeOrWait(hostID string) (net.Conn, *waiter, error) {
 // the agent's own refill.
 func (t *Tunnel) wait(ctx context.Context, hostID string, w *waiter) (net.Conn, error) {
 	asking, cancel := context.WithCancel(ctx)
+	var asker sync.WaitGroup
+	defer asker.Wait()
+	defer cancel()
 	asked := make(chan error, 1)
-	if t.o.DialBack == nil {
-		asked = nil
-	} else {
-		go func() { asked <- t.o.DialBack(asking, hostID, 1) }()
+	if t.o.DialBack != nil {
+		asker.Go(func() { asked <- t.o.DialBack(asking, hostID, 1) })
 	}
-	defer func() {
-		cancel()
-		if asked != nil {
-			<-asked
-		}
-	}()
 	for {
 		select {
 		case conn, ok := <-w.got:
