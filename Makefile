@@ -7,6 +7,8 @@ SHELL := /bin/bash
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 GOBUILD := go build -trimpath -ldflags '$(LDFLAGS)'
+# go-nvml calls functions that newer NVML headers mark as deprecated; the rest is what Go itself passes to the C compiler.
+export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 # CGO=0 builds a carreld without NVML, for a machine without C compiler or GPU.
 CGO ?= 1
 
