@@ -62,17 +62,7 @@ func (p *pass) wantReservation(e *entry, sh *shape) {
 	if own == nil && (sh.noReserve || p.slotsTaken(r, sh)) {
 		return
 	}
-	var best *host
-	var bestModel *model
-	fewest := 0
-	for _, h := range sh.pool.hosts {
-		if own != nil && own.host == h {
-			continue
-		}
-		if m, missing, ok := p.canReserve(r, sh, h, nil); ok && (best == nil || missing < fewest) {
-			best, bestModel, fewest = h, m, missing
-		}
-	}
+	best, bestModel, fewest := p.bestToReserve(r, sh, own)
 	if best == nil || (fewest > 0 && r.Spec.GPU.Count == 1) { // the next free device is its own anyway: nobody who came later is asked before it
 		sh.noReserve = own == nil
 		return
@@ -86,6 +76,19 @@ func (p *pass) wantReservation(e *entry, sh *shape) {
 		p.drop(own)
 	}
 	p.reserve(r, best, bestModel, since)
+}
+
+// bestToReserve is the host, other than that of the run's own reservation, with the fewest devices missing; nil where none could ever do.
+func (p *pass) bestToReserve(r *fleet.Request, sh *shape, own *reservation) (best *host, m *model, missing int) {
+	for _, h := range sh.pool.hosts {
+		if own != nil && own.host == h {
+			continue
+		}
+		if with, lacks, ok := p.canReserve(r, sh, h, nil); ok && (best == nil || lacks < missing) {
+			best, m, missing = h, with, lacks
+		}
+	}
+	return best, m, missing
 }
 
 // slotsTaken reports whether others hold all reservations that a shape could have.
@@ -104,11 +107,8 @@ func (p *pass) slotsTaken(r *fleet.Request, sh *shape) bool {
 // canReserve reports whether a host could hold the run if it were empty, with which model, and how many devices are missing now.
 // Devices that it kept in the last pass say which model it was.
 func (p *pass) canReserve(r *fleet.Request, sh *shape, h *host, kept []fleet.DeviceID) (m *model, missing int, ok bool) {
-	if !h.view.Usable || h.pool != sh.pool || h.claim != nil || p.diskFull(h) || (sh.pinned != nil && sh.pinned != h) {
-		return nil, 0, false
-	}
 	count := r.Spec.GPU.Count
-	if !h.everHolds(p.sizes(r, h), count) {
+	if !p.unclaimed(h, sh) || !h.everHolds(p.sizes(r, h), count) {
 		return nil, 0, false
 	}
 	if count == 0 {
@@ -125,6 +125,11 @@ func (p *pass) canReserve(r *fleet.Request, sh *shape, h *host, kept []fleet.Dev
 		}
 	}
 	return m, missing, m != nil
+}
+
+// unclaimed reports whether a host takes runs of a shape and is kept for nobody.
+func (p *pass) unclaimed(h *host, sh *shape) bool {
+	return h.view.Usable && h.pool == sh.pool && h.claim == nil && !p.diskFull(h) && (sh.pinned == nil || sh.pinned == h)
 }
 
 // slotFree reports whether the run may use a slot: nobody has it, or it has it itself.
