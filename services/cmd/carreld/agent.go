@@ -29,6 +29,11 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 	if err != nil {
 		return fleet.Errorf(fleet.KindInvalid, "settings:\n%w", err)
 	}
+	lock, err := agent.Lock(cfg.DataDir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }() // nothing was written that could be lost
 	id, err := identity(ctx, cfg, *join, stdout)
 	if err != nil {
 		return err

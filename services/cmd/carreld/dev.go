@@ -97,6 +97,11 @@ func nvidiaDriver() bool {
 }
 
 func serveDev(ctx context.Context, g *gateway.Gateway, cfg config.Config, agentCfg agentconfig.Config, admin string, stdout io.Writer, log *slog.Logger) error {
+	lock, err := agent.Lock(agentCfg.DataDir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }() // nothing was written that could be lost
 	id, err := devIdentity(ctx, g, agentCfg)
 	if err != nil {
 		return err
