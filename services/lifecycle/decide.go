@@ -17,6 +17,7 @@ const (
 	ReasonOutOfMemory     = "out_of_memory"
 	ReasonKilledOutside   = "killed_outside"
 	ReasonRemovedOutside  = "removed_outside"
+	ReasonRestarted       = "restarted_outside"
 	ReasonHostRebooted    = "host_rebooted"
 	ReasonStopped         = "stopped"
 	ReasonCannotStart     = "cannot_start"
@@ -31,7 +32,7 @@ const sigkilled = 128 + 9
 //   - A record of an earlier run, or of a run that was seen to be gone, changes no state: nothing comes back to life without a new start.
 //   - While the goal is running, phases lead forward: pulling, starting, running. Once stopping, only "gone" leads on.
 //   - Gone releases the devices. The workspace is then deleted, queued again (restart, or a start while it was stopping), or stopped, as
-//     its owner wanted. When nobody asked for the end: stopped if it came from outside (killed, removed, host rebooted), failed if it
+//     its owner wanted. When nobody asked for the end: stopped if it came from outside (killed, removed, restarted, host rebooted), failed if it
 //     came from the run itself (its first process exited, whatever the status; out of memory; image; refused by the host).
 func decide(w fleet.Workspace, run fleet.Run, o fleet.ObservedRun) fleet.Step {
 	same := fleet.Step{State: w.State}
@@ -98,6 +99,9 @@ func unasked(o fleet.ObservedRun) (fleet.State, fleet.Reason) {
 		return fleet.StateFailed, r
 	case r.Code == ReasonRemovedOutside:
 		r.Message = cmp.Or(r.Message, "its container was removed from outside Carrel; start it again, its volumes are kept")
+		return fleet.StateStopped, r
+	case r.Code == ReasonRestarted:
+		r.Message = cmp.Or(r.Message, "its container was restarted from outside Carrel, which ended what ran in it; start it again, its volumes are kept")
 		return fleet.StateStopped, r
 	case r.Code == ReasonHostRebooted:
 		r.Message = cmp.Or(r.Message, "its host rebooted; start it again, its volumes are kept")

@@ -1,6 +1,8 @@
 package lifecycle
 
 import (
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -105,6 +107,68 @@ func TestDecide(t *testing.T) {
 				t.Errorf("effects %q, want %q", got, c.effects)
 			}
 		})
+	}
+}
+
+// agentReasons is what becomes of a workspace whose run is gone without its owner's wish, for each of the agent's reason codes.
+var agentReasons = map[string]struct {
+	state fleet.State
+	code  string
+}{
+	"stopped":             {fleet.StateStopped, ReasonKilledOutside}, // an order of another gateway, such as the one before an older copy came back
+	"exited":              {fleet.StateFailed, ReasonExited},
+	"killed_outside":      {fleet.StateStopped, ReasonKilledOutside},
+	"out_of_memory":       {fleet.StateFailed, ReasonOutOfMemory},
+	"out_of_memory_one":   {fleet.StateFailed, "out_of_memory_one"}, // it and the last three tell of a run that goes on; gone with one, it failed
+	"removed_outside":     {fleet.StateStopped, ReasonRemovedOutside},
+	"restarted_outside":   {fleet.StateStopped, ReasonRestarted},
+	"host_rebooted":       {fleet.StateStopped, ReasonHostRebooted},
+	"refused":             {fleet.StateFailed, "refused"},
+	"image_not_found":     {fleet.StateFailed, "image_not_found"},
+	"pull_failed":         {fleet.StateFailed, "pull_failed"},
+	"disk_full":           {fleet.StateFailed, "disk_full"},
+	"name_taken":          {fleet.StateFailed, "name_taken"},
+	"volume_missing":      {fleet.StateFailed, "volume_missing"},
+	"start_failed":        {fleet.StateFailed, "start_failed"},
+	"gpu_runtime_missing": {fleet.StateFailed, "gpu_runtime_missing"},
+	"not_ready":           {fleet.StateFailed, "not_ready"},
+	"conflict":            {fleet.StateFailed, "conflict"},
+	"device_busy":         {fleet.StateFailed, "device_busy"},
+	"host_fault":          {fleet.StateFailed, "host_fault"},
+}
+
+func TestDecideKnowsEveryReasonOfAnAgent(t *testing.T) {
+	source, err := os.ReadFile("../../agent/host/run.go") // the two meet only on the wire, where the codes are words
+	if err != nil {
+		t.Fatal(err)
+	}
+	declared := regexp.MustCompile(`(?m)^\tReason\w+ += "([a-z_]+)"`).FindAllSubmatch(source, -1)
+	if len(declared) != len(agentReasons) {
+		t.Errorf("the agent has %d reasons, the table %d", len(declared), len(agentReasons))
+	}
+	for _, d := range declared {
+		if _, ok := agentReasons[string(d[1])]; !ok {
+			t.Errorf("the agent gives reason %s, of which nothing is decided", d[1])
+		}
+	}
+	run := fleet.Run{Key: fleet.RunKey{Workspace: "w", Epoch: 1}, PlacedAt: noon}
+	asked := fleet.Reason{Code: ReasonStoppedByUser, Message: "stopped by ana"}
+	for code, want := range agentReasons {
+		o := fleet.ObservedRun{Key: run.Key, Phase: fleet.PhaseGone, EndedAt: noon, Reason: fleet.Reason{Code: code, Message: "the agent's sentence"}}
+		for _, state := range []fleet.State{fleet.StatePulling, fleet.StateStarting, fleet.StateRunning} {
+			step := decide(fleet.Workspace{ID: "w", Epoch: 1, State: state, Goal: fleet.GoalRunning}, run, o)
+			if step.State != want.state || step.Reason.Code != want.code || step.Reason.Message == "" || !step.Release {
+				t.Errorf("%s while %s: %s (%s, %q), want %s (%s)", code, state, step.State, step.Reason.Code, step.Reason.Message, want.state, want.code)
+			}
+		}
+		step := decide(fleet.Workspace{ID: "w", Epoch: 1, State: fleet.StateStopping, Goal: fleet.GoalStopped, Reason: asked}, run, o)
+		if step.State != fleet.StateStopped || step.Reason.Code != ReasonStoppedByUser {
+			t.Errorf("%s after its owner stopped it: %s (%s)", code, step.State, step.Reason.Code)
+		}
+		o.Phase = fleet.PhaseReady // a passing reason of a run that goes on
+		if step := decide(fleet.Workspace{ID: "w", Epoch: 1, State: fleet.StateRunning, Goal: fleet.GoalRunning}, run, o); step.State != fleet.StateRunning || step.Release {
+			t.Errorf("%s while it goes on: %s", code, step.State)
+		}
 	}
 }
 
