@@ -13,6 +13,20 @@ type NewWorkspace struct {
 	HomeVolume  string
 	HomeTarget  string
 	StopGrace   time.Duration
+	MostOfOwner int // most workspaces of the owner that are not deleted, this one included; 0: any number
+}
+
+// OrderID names a client's order, so that a retry of it is known for 24 h. One with an empty ID names nothing.
+type OrderID struct {
+	Actor       UserID // who gave it
+	ID          string // drawn by the client
+	Fingerprint string // of its content; the same ID with another one is KindExists
+}
+
+// StartOrder asks for a run.
+type StartOrder struct {
+	Workspace WorkspaceID
+	Order     OrderID
 }
 
 // StopOrder asks a run to end.
@@ -24,6 +38,9 @@ type StopOrder struct {
 	Reason    Reason // recorded, and shown to open sessions
 	Grace     time.Duration
 	Spec      *Spec // with Restart: what the next run gets, when it differs
+	// Refused is the epoch of a waiting run that can never start: its workspace fails. Nothing happens when that run does not wait any more.
+	Refused int64
+	Order   OrderID // a second one does nothing
 }
 
 // SpecChange changes what the next run gets.

@@ -145,6 +145,11 @@ func (w *Workspace) SSHPrincipal() string { return w.Name + ".carrel." + string(
 // SSHHost is the alias of the default deployment.
 func (w *Workspace) SSHHost() string { return w.Name + ".carrel" }
 
+// WorkspaceLimit is the error of a user who has as many workspaces as are allowed.
+func WorkspaceLimit(has, limit int) error {
+	return Errorf(KindExhausted, "your limit is %d workspaces and you have %d; remove one that you no longer need (`carrel ls` shows them, `carrel rm NAME` keeps its volumes), or ask an admin to raise limits.workspaces_per_user", limit, has)
+}
+
 // SpecDifference names the fields in which two specs differ, by their names on the wire.
 func SpecDifference(a, b Spec) []string {
 	var fields []string

@@ -22,6 +22,9 @@ const (
 	originDefault = "default"
 )
 
+// longestRequestID is what CreateRequest.request_id promises.
+const longestRequestID = 64
+
 // CreateOrder asks for a new workspace.
 type CreateOrder struct {
 	Owner      fleet.User
@@ -35,13 +38,13 @@ type CreateOrder struct {
 }
 
 // Create makes a workspace and queues its first run. replay is true when a retry got its first answer again.
-// KindInvalid, KindExists (name taken), KindExhausted (limit, or more than any host has), KindNotFound and KindForbidden (image).
+// KindInvalid, KindExists (name taken), KindExhausted (a limit, or more than any host has), KindNotFound and KindForbidden (image).
 func (l *Lifecycle) Create(ctx context.Context, o CreateOrder) (w fleet.Workspace, replay bool, err error) {
 	if err := fleet.CheckName("workspace", o.Name); err != nil {
 		return fleet.Workspace{}, false, err
 	}
-	if o.RequestID != "" && len(o.RequestID) > 64 {
-		return fleet.Workspace{}, false, fleet.Errorf(fleet.KindInvalid, "the request id has %d characters; at most 64 are allowed", len(o.RequestID))
+	if err := checkRequestID(o.RequestID); err != nil {
+		return fleet.Workspace{}, false, err
 	}
 	own, err := l.workspacesOf(ctx, o.Owner.ID)
 	if err != nil {
@@ -59,6 +62,7 @@ func (l *Lifecycle) Create(ctx context.Context, o CreateOrder) (w fleet.Workspac
 	w, replay, err = l.store.CreateWorkspace(ctx, fleet.NewWorkspace{
 		Workspace: draft, RequestID: o.RequestID, Fingerprint: fingerprint(o), Queue: !o.Stopped, FreshHome: o.FreshHome,
 		HomeVolume: homeVolume(o.Name), HomeTarget: "/home/" + o.Owner.Login, StopGrace: l.set.StopGrace,
+		MostOfOwner: l.set.WorkspaceLimit,
 	}, l.now())
 	if err != nil {
 		return fleet.Workspace{}, false, err
@@ -70,6 +74,13 @@ func (l *Lifecycle) Create(ctx context.Context, o CreateOrder) (w fleet.Workspac
 		l.changed(ctx, w.ID)
 	}
 	return w, replay, nil
+}
+
+func checkRequestID(id string) error {
+	if len(id) > longestRequestID {
+		return fleet.Errorf(fleet.KindInvalid, "the request id has %d characters; at most %d are allowed", len(id), longestRequestID)
+	}
+	return nil
 }
 
 func homeVolume(workspace string) string { return workspace + "-home" }
@@ -99,6 +110,9 @@ func fingerprint(o CreateOrder) string {
 
 // complete checks an order and fills in its defaults; with starts it also checks that the workspace could start.
 func (l *Lifecycle) complete(ctx context.Context, o CreateOrder, own []fleet.Workspace, starts bool) (fleet.Workspace, error) {
+	if limit := l.set.WorkspaceLimit; limit > 0 && len(own) >= limit { // the store counts again, when it has the last word
+		return fleet.Workspace{}, fleet.WorkspaceLimit(len(own), limit)
+	}
 	w := fleet.Workspace{ID: newWorkspaceID(), Name: o.Name, Owner: o.Owner.ID, OwnerName: o.Owner.Name, Project: cmp.Or(o.Project, o.Owner.Project, fleet.DefaultProject), Goal: fleet.GoalStopped}
 	if o.DefaultGPU && o.Spec.GPU.Count == 0 {
 		o.Spec.GPU.Count = 1

@@ -61,11 +61,14 @@ func dieAt(w *world, at int, before bool) (hit string) {
 	var id fleet.WorkspaceID
 	insist(func() error { ws, _, err := w.lc.Create(ctx, create); id = ws.ID; return err })
 	w.is(id, fleet.StateRunning)
-	insist(func() error { _, err := w.lc.Restart(ctx, id, "ana", false); return err })
+	insist(func() error {
+		_, err := w.lc.Restart(ctx, lifecycle.RestartOrder{Workspace: id, By: w.ana})
+		return err
+	})
 	w.is(id, fleet.StateRunning)
 	insist(func() error { _, err := w.lc.Stop(ctx, id, "ana", 0); return err })
 	w.is(id, fleet.StateStopped)
-	insist(func() error { _, err := w.lc.Start(ctx, id); return err })
+	insist(func() error { _, err := w.lc.Start(ctx, lifecycle.StartOrder{Workspace: id}); return err })
 	w.is(id, fleet.StateRunning)
 	insist(func() error { _, err := w.lc.Delete(ctx, id, "ana", false); return err })
 	w.is(id, fleet.StateDeleted)
@@ -268,7 +271,7 @@ func TestR_18_TheWallClockSetBack(t *testing.T) {
 		if length := l.EndedAt.Sub(l.StartedAt); length < 9*time.Minute || length > 11*time.Minute || l.ReleasedAt.Before(l.EndedAt) {
 			t.Errorf("lease of %v: %+v", length, l)
 		}
-		if _, err := w.lc.Start(ctx, id); err != nil {
+		if _, err := w.lc.Start(ctx, lifecycle.StartOrder{Workspace: id}); err != nil {
 			t.Fatal(err)
 		}
 		w.settle()
@@ -420,7 +423,7 @@ func TestTheHomesHostIsWaitedFor(t *testing.T) {
 		w.settle()
 		w.create(w.bo, "holder", 1)
 		w.settle()
-		if _, err := w.lc.Start(ctx, id); err != nil {
+		if _, err := w.lc.Start(ctx, lifecycle.StartOrder{Workspace: id}); err != nil {
 			t.Fatal(err)
 		}
 		w.settle()

@@ -66,7 +66,7 @@ func TestSCHED_07_StopAtEveryMoment(t *testing.T) {
 				if live := w.host(0).live(); len(live) != 0 {
 					t.Errorf("containers left: %v", live)
 				}
-				if _, err := w.lc.Start(ctx, id); err != nil {
+				if _, err := w.lc.Start(ctx, lifecycle.StartOrder{Workspace: id}); err != nil {
 					t.Fatal(err)
 				}
 				time.Sleep(4 * time.Second)
@@ -134,7 +134,7 @@ func TestACCT_18_DeleteInEachState(t *testing.T) {
 				if _, err := w.lc.Delete(ctx, id, "ana", false); err != nil {
 					t.Errorf("again: %v", err)
 				}
-				if _, err := w.lc.Start(ctx, id); !fleet.IsKind(err, fleet.KindNotFound) {
+				if _, err := w.lc.Start(ctx, lifecycle.StartOrder{Workspace: id}); !fleet.IsKind(err, fleet.KindNotFound) {
 					t.Errorf("start: %v", err)
 				}
 				for _, l := range w.leases(id) {
@@ -166,7 +166,7 @@ func TestRestartKeepsItsDevicesWhileOthersWait(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := w.lc.Restart(ctx, id, "ana", false); err != nil {
+		if _, err := w.lc.Restart(ctx, lifecycle.RestartOrder{Workspace: id, By: w.ana}); err != nil {
 			t.Fatal(err)
 		}
 		w.settle()
@@ -184,7 +184,7 @@ func TestRestartKeepsItsDevicesWhileOthersWait(t *testing.T) {
 		if got := lifecycle.Pending(&ws); !slices.Equal(got, []string{"gpu"}) {
 			t.Errorf("pending %v", got)
 		}
-		if _, err := w.lc.Restart(ctx, id, "ana", false); err != nil {
+		if _, err := w.lc.Restart(ctx, lifecycle.RestartOrder{Workspace: id, By: w.ana}); err != nil {
 			t.Fatal(err)
 		}
 		w.settle()
@@ -204,12 +204,12 @@ func TestSCHED_09_LimitAtEveryStart(t *testing.T) {
 		stopped := func(o *lifecycle.CreateOrder) { o.Stopped = true }
 		w1, w2, w3 := w.create(ana, "w1", 1, stopped), w.create(ana, "w2", 1, stopped), w.create(ana, "w3", 1, stopped)
 		for _, id := range []fleet.WorkspaceID{w1, w2} {
-			if _, err := w.lc.Start(ctx, id); err != nil {
+			if _, err := w.lc.Start(ctx, lifecycle.StartOrder{Workspace: id}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		w.settle()
-		_, err = w.lc.Start(ctx, w3)
+		_, err = w.lc.Start(ctx, lifecycle.StartOrder{Workspace: w3})
 		if want := "your limit is 2 GPUs at once, 2 are taken by w1 (1), w2 (1), and this one needs 1"; !fleet.IsKind(err, fleet.KindExhausted) || !strings.Contains(err.Error(), want) {
 			t.Errorf("third start: %v", err)
 		}
@@ -225,7 +225,7 @@ func TestSCHED_09_LimitAtEveryStart(t *testing.T) {
 		w.settle()
 		w.is(w1, fleet.StateRunning) // a lowered limit ends nothing
 		w.is(w2, fleet.StateRunning)
-		if _, err := w.lc.Restart(ctx, w1, "ana", false); err != nil {
+		if _, err := w.lc.Restart(ctx, lifecycle.RestartOrder{Workspace: w1, By: w.ana}); err != nil {
 			t.Errorf("restart as it is: %v", err)
 		}
 		w.settle()

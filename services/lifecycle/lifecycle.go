@@ -52,6 +52,7 @@ type Settings struct {
 	Registries       []string      // registry host names, or prefixes such as `ghcr.io/lab`
 	DefaultImage     string        // when neither user, pool nor catalogue names one; empty: one must be named
 	GPULimit         *int          // most devices of a user at once who has no limit of their own; nil: no limit
+	WorkspaceLimit   int           // most workspaces of a user that are not deleted; 0: no limit
 	StopGrace        time.Duration // between the polite and the hard signal; default 10 s
 	Tick             time.Duration // slow tick of the loop, for what no event announced; default 5 s
 	Reapply          time.Duration // full desired state to each host although nothing changed; default 1 h

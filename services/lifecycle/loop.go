@@ -108,12 +108,12 @@ func (l *Lifecycle) plan(ctx context.Context) (again bool, err error) {
 	return len(done.Dropped) > 0, l.refuse(ctx, plan.Refusals)
 }
 
-// refuse takes runs out of the queue that can never start as things are.
+// refuse takes runs out of the queue that can never start as things are: their workspaces fail with the cause.
 func (l *Lifecycle) refuse(ctx context.Context, refusals []fleet.Refusal) error {
 	for _, r := range refusals {
 		l.log.Info("workspace cannot start", "workspace", r.Run.Workspace, "epoch", r.Run.Epoch, "reason", r.Err)
 		order := fleet.StopOrder{
-			Workspace: r.Run.Workspace, Goal: fleet.GoalStopped,
+			Workspace: r.Run.Workspace, Goal: fleet.GoalStopped, Refused: r.Run.Epoch,
 			Reason: fleet.Reason{Code: ReasonCannotStart, Message: "it cannot start as things are: " + fleet.UserMessage(r.Err)},
 		}
 		if _, err := l.end(ctx, order); err != nil {

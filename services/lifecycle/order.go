@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -22,25 +23,55 @@ func (l *Lifecycle) live(ctx context.Context, id fleet.WorkspaceID) (fleet.Works
 	return w, nil
 }
 
+// StartOrder asks for a run of a workspace.
+type StartOrder struct {
+	Workspace fleet.WorkspaceID
+	By        fleet.User
+	RequestID string // a retry with the same one does nothing and gets the workspace as it is
+}
+
 // Start queues a new run of a stopped or failed workspace. One that runs, or is on its way, is returned as it is; one that is stopping
 // starts again once it is gone. KindExhausted: limit, or more than any host has.
-func (l *Lifecycle) Start(ctx context.Context, id fleet.WorkspaceID) (fleet.Workspace, error) {
-	w, err := l.live(ctx, id)
+func (l *Lifecycle) Start(ctx context.Context, o StartOrder) (fleet.Workspace, error) {
+	order, w, done, err := l.named(ctx, o.By, o.RequestID, "start "+string(o.Workspace))
+	if err != nil || done {
+		return w, err
+	}
+	if w, err = l.live(ctx, o.Workspace); err != nil {
+		return w, err
+	}
+	return l.start(ctx, w, order)
+}
+
+// named gives an order its name and finds out whether it was carried out before; w is then its workspace as it is now.
+func (l *Lifecycle) named(ctx context.Context, by fleet.User, requestID, content string) (order fleet.OrderID, w fleet.Workspace, done bool, err error) {
+	if err := checkRequestID(requestID); err != nil || requestID == "" {
+		return order, w, false, err
+	}
+	order = fleet.OrderID{Actor: by.ID, ID: requestID, Fingerprint: content}
+	w, done, err = l.store.Ordered(ctx, order, l.now())
+	return order, w, done, err
+}
+
+func (l *Lifecycle) start(ctx context.Context, w fleet.Workspace, order fleet.OrderID) (fleet.Workspace, error) {
+	before := w.Epoch
+	switch on := w.State.Live() && w.Goal == fleet.GoalRunning; {
+	case on && order.ID == "":
+		return w, nil
+	case !on:
+		if err := l.mayStart(ctx, &w); err != nil {
+			return w, err
+		}
+	}
+	w, err := l.store.QueueRun(ctx, fleet.StartOrder{Workspace: w.ID, Order: order}, l.now())
 	if err != nil {
 		return w, err
 	}
-	if w.State.Live() && w.Goal == fleet.GoalRunning {
-		return w, nil
+	if w.Epoch > before {
+		l.log.Info("workspace queued", "workspace", w.ID, "epoch", w.Epoch)
 	}
-	if err := l.mayStart(ctx, &w); err != nil {
-		return w, err
-	}
-	if w, err = l.store.QueueRun(ctx, id, l.now()); err != nil {
-		return w, err
-	}
-	l.log.Info("workspace queued", "workspace", id, "epoch", w.Epoch)
 	l.Replan()
-	l.changed(ctx, id)
+	l.changed(ctx, w.ID)
 	return w, nil
 }
 
@@ -75,20 +106,31 @@ func (l *Lifecycle) Delete(ctx context.Context, id fleet.WorkspaceID, by string,
 	})
 }
 
+// RestartOrder asks for another run in the place of the present one.
+type RestartOrder struct {
+	Workspace   fleet.WorkspaceID
+	By          fleet.User
+	UpdateImage bool   // look its image reference up again
+	RequestID   string // a retry with the same one does nothing and gets the workspace as it is
+}
+
 // Restart ends the run of a workspace and starts another, which keeps its devices when they are still what it asks for. A stopped one is
-// started. With updateImage its image reference is looked up again.
-func (l *Lifecycle) Restart(ctx context.Context, id fleet.WorkspaceID, by string, updateImage bool) (fleet.Workspace, error) {
-	w, err := l.live(ctx, id)
-	if err != nil {
+// started, one that waits goes on waiting.
+func (l *Lifecycle) Restart(ctx context.Context, o RestartOrder) (fleet.Workspace, error) {
+	order, w, done, err := l.named(ctx, o.By, o.RequestID, fmt.Sprintf("restart %s %t", o.Workspace, o.UpdateImage))
+	if err != nil || done {
 		return w, err
 	}
-	if updateImage {
-		if w, err = l.Update(ctx, UpdateOrder{Workspace: id, Fields: []string{fieldImage}, Spec: w.Pending}); err != nil {
+	if w, err = l.live(ctx, o.Workspace); err != nil {
+		return w, err
+	}
+	if o.UpdateImage {
+		if w, err = l.Update(ctx, UpdateOrder{Workspace: w.ID, Fields: []string{fieldImage}, Spec: w.Pending}); err != nil {
 			return w, err
 		}
 	}
 	if !w.State.Placed() || w.Goal != fleet.GoalRunning {
-		return l.Start(ctx, id)
+		return l.start(ctx, w, order)
 	}
 	if len(Pending(&w)) > 0 {
 		if err := l.mayStart(ctx, &w); err != nil {
@@ -97,8 +139,8 @@ func (l *Lifecycle) Restart(ctx context.Context, id fleet.WorkspaceID, by string
 	}
 	spec := w.Pending
 	return l.end(ctx, fleet.StopOrder{
-		Workspace: id, Goal: fleet.GoalRunning, Restart: true, Spec: &spec, Grace: l.set.StopGrace,
-		Reason: fleet.Reason{Code: ReasonRestartedByUser, Message: "restarted by " + by},
+		Workspace: w.ID, Goal: fleet.GoalRunning, Restart: true, Spec: &spec, Grace: l.set.StopGrace, Order: order,
+		Reason: fleet.Reason{Code: ReasonRestartedByUser, Message: "restarted by " + o.By.Name},
 	})
 }
 
@@ -108,7 +150,9 @@ func (l *Lifecycle) end(ctx context.Context, order fleet.StopOrder) (fleet.Works
 	if err != nil {
 		return w, err
 	}
-	l.log.Info("workspace to end", "workspace", w.ID, "epoch", w.Epoch, "goal", w.Goal, "state", w.State, "reason", order.Reason.Code)
+	if len(changes.Workspaces) > 0 {
+		l.log.Info("workspace to end", "workspace", w.ID, "epoch", w.Epoch, "goal", w.Goal, "state", w.State, "reason", order.Reason.Code)
+	}
 	if !w.State.Live() {
 		l.forget(w.ID)
 	}

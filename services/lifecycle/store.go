@@ -15,12 +15,16 @@ type Store interface {
 	// Run returns one run. KindNotFound.
 	Run(ctx context.Context, key fleet.RunKey) (fleet.Run, error)
 	// CreateWorkspace records a workspace, finds or makes its volumes, and queues its first run when asked. KindExists when the
-	// name is taken or the request id was used for something else; replay is true when the request id's first answer is returned.
+	// name is taken or the request id was used for something else; KindExhausted when the owner has too many; replay is true when the request id's first answer is returned.
 	CreateWorkspace(ctx context.Context, order fleet.NewWorkspace, now time.Time) (w fleet.Workspace, replay bool, err error)
+	// Ordered returns the workspace of an order that was carried out under this name before. KindExists when the name was used for another.
+	Ordered(ctx context.Context, id fleet.OrderID, now time.Time) (w fleet.Workspace, found bool, err error)
 	// QueueRun queues a new run of a stopped or failed workspace (goal running); a live one is returned as it is.
-	// One that is stopping gets goal running and starts again, from the queue, once it is gone.
-	QueueRun(ctx context.Context, id fleet.WorkspaceID, now time.Time) (fleet.Workspace, error)
+	// One that is stopping gets goal running and starts again, from the queue, once it is gone. An order that was carried out before
+	// does nothing.
+	QueueRun(ctx context.Context, order fleet.StartOrder, now time.Time) (fleet.Workspace, error)
 	// Stop records a StopOrder. A queued run ends at once; a stopped workspace with GoalDeleted is deleted at once. Idempotent.
+	// A run that is refused fails. An order that was carried out before does nothing.
 	Stop(ctx context.Context, order fleet.StopOrder, now time.Time) (fleet.Workspace, fleet.Changes, error)
 	// ChangeSpec records what the next run gets. KindConflict when the version moved on.
 	ChangeSpec(ctx context.Context, change fleet.SpecChange, now time.Time) (fleet.Workspace, error)

@@ -300,8 +300,8 @@ func (f *failing) CreateWorkspace(ctx context.Context, o fleet.NewWorkspace, now
 	return w, replay, err
 }
 
-func (f *failing) QueueRun(ctx context.Context, id fleet.WorkspaceID, now time.Time) (w fleet.Workspace, err error) {
-	err = f.reach("queue", func() (err error) { w, err = f.Store.QueueRun(ctx, id, now); return err })
+func (f *failing) QueueRun(ctx context.Context, o fleet.StartOrder, now time.Time) (w fleet.Workspace, err error) {
+	err = f.reach("queue", func() (err error) { w, err = f.Store.QueueRun(ctx, o, now); return err })
 	return w, err
 }
 

@@ -17,9 +17,9 @@ import (
 type WorkspaceOrders interface {
 	Create(ctx context.Context, o lifecycle.CreateOrder) (w fleet.Workspace, replay bool, err error)
 	Plan(ctx context.Context, o lifecycle.CreateOrder) (lifecycle.Preview, error)
-	Start(ctx context.Context, id fleet.WorkspaceID) (fleet.Workspace, error)
+	Start(ctx context.Context, o lifecycle.StartOrder) (fleet.Workspace, error)
 	Stop(ctx context.Context, id fleet.WorkspaceID, by string, grace time.Duration) (fleet.Workspace, error)
-	Restart(ctx context.Context, id fleet.WorkspaceID, by string, updateImage bool) (fleet.Workspace, error)
+	Restart(ctx context.Context, o lifecycle.RestartOrder) (fleet.Workspace, error)
 	Update(ctx context.Context, o lifecycle.UpdateOrder) (fleet.Workspace, error)
 	Delete(ctx context.Context, id fleet.WorkspaceID, by string, dropHome bool) (fleet.Workspace, error)
 }
@@ -176,7 +176,9 @@ func (s *Workspaces) Update(ctx context.Context, req *connect.Request[carrelv1.U
 
 // Start queues a new run.
 func (s *Workspaces) Start(ctx context.Context, req *connect.Request[carrelv1.StartRequest]) (*connect.Response[carrelv1.StartResponse], error) {
-	wire, err := s.order(ctx, req.Msg.GetWorkspace(), s.Orders.Start)
+	wire, err := s.order(ctx, req.Msg.GetWorkspace(), func(ctx context.Context, id fleet.WorkspaceID) (fleet.Workspace, error) {
+		return s.Orders.Start(ctx, lifecycle.StartOrder{Workspace: id, By: actorOf(ctx).User, RequestID: req.Msg.GetRequestId()})
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -201,7 +203,7 @@ func (s *Workspaces) Stop(ctx context.Context, req *connect.Request[carrelv1.Sto
 // Restart ends the run and starts another on the same devices.
 func (s *Workspaces) Restart(ctx context.Context, req *connect.Request[carrelv1.RestartRequest]) (*connect.Response[carrelv1.RestartResponse], error) {
 	wire, err := s.order(ctx, req.Msg.GetWorkspace(), func(ctx context.Context, id fleet.WorkspaceID) (fleet.Workspace, error) {
-		return s.Orders.Restart(ctx, id, actorOf(ctx).User.Name, req.Msg.GetUpdateImage())
+		return s.Orders.Restart(ctx, lifecycle.RestartOrder{Workspace: id, By: actorOf(ctx).User, UpdateImage: req.Msg.GetUpdateImage(), RequestID: req.Msg.GetRequestId()})
 	})
 	if err != nil {
 		return nil, err
@@ -228,7 +230,7 @@ func (s *Workspaces) Delete(ctx context.Context, req *connect.Request[carrelv1.D
 	}
 	res := &carrelv1.DeleteResponse{Workspace: wire}
 	for _, m := range before.Mounts {
-		if m.Volume != "" && !(m.Home && req.Msg.GetDeleteHome()) {
+		if m.Volume != "" && (!m.Home || !req.Msg.GetDeleteHome()) {
 			res.KeptVolumes = append(res.KeptVolumes, m.Name)
 		}
 	}

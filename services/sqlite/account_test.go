@@ -272,7 +272,7 @@ func TestDeleteEndsTheBillAndKeepsHistory_ACCT18(t *testing.T) {
 	if got := r.workspace(queued.ID); got.State != fleet.StateDeleted {
 		t.Errorf("queued one is %s", got.State)
 	}
-	_, err := r.QueueRun(ctx, running.ID, r.now)
+	_, err := r.QueueRun(ctx, fleet.StartOrder{Workspace: running.ID}, r.now)
 	r.kind(err, fleet.KindConflict)
 	r.gone(k1, r.now)
 	r.gone(k3, r.now)

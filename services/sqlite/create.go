@@ -11,43 +11,18 @@ import (
 // CreateWorkspace records a workspace, finds or makes its volumes, and queues its first run when asked. KindExists when the name is
 // taken or the request id was used for something else; replay is true when the request id's first answer is returned.
 func (db *DB) CreateWorkspace(ctx context.Context, order fleet.NewWorkspace, now time.Time) (w fleet.Workspace, replay bool, err error) {
+	id := fleet.OrderID{Actor: order.Workspace.Owner, ID: order.RequestID, Fingerprint: order.Fingerprint}
 	err = db.write(ctx, now, func(t *tx) error {
-		w, replay, err = t.replayed(&order)
+		w, replay, err = t.ordered(id, t.now)
 		if err != nil || replay {
 			return err
 		}
-		w, err = t.createWorkspace(&order)
-		if err != nil || order.RequestID == "" {
+		if w, err = t.createWorkspace(&order); err != nil {
 			return err
 		}
-		return t.exec(`INSERT INTO request (owner, request_id, fingerprint, workspace, created_at) VALUES (?, ?, ?, ?, ?)`,
-			w.Owner, order.RequestID, order.Fingerprint, w.ID, t.now)
+		return t.noteOrder(id, w.ID)
 	})
 	return w, replay, err
-}
-
-// replayed finds the first answer to a request id of the last 24 h.
-func (t *tx) replayed(order *fleet.NewWorkspace) (w fleet.Workspace, found bool, err error) {
-	if order.RequestID == "" {
-		return w, false, nil
-	}
-	if err := t.exec(`DELETE FROM request WHERE created_at <= ?`, t.now-t.db.opts.RequestTTL.Milliseconds()); err != nil {
-		return w, false, err
-	}
-	var fingerprint string
-	var id fleet.WorkspaceID
-	err = t.row(`SELECT fingerprint, workspace FROM request WHERE owner = ? AND request_id = ?`, order.Workspace.Owner, order.RequestID).Scan(&fingerprint, &id)
-	if isNoRows(err) {
-		return w, false, nil
-	}
-	if err != nil {
-		return w, false, err
-	}
-	if fingerprint != order.Fingerprint {
-		return w, false, fleet.Errorf(fleet.KindExists, "request id %q was used for another request; draw a new one", clip(order.RequestID))
-	}
-	w, err = t.workspace(id)
-	return w, err == nil, err
 }
 
 func (t *tx) createWorkspace(order *fleet.NewWorkspace) (fleet.Workspace, error) {
@@ -77,6 +52,9 @@ func (t *tx) createWorkspace(order *fleet.NewWorkspace) (fleet.Workspace, error)
 	if err := t.insertWorkspace(order, &w); err != nil {
 		return w, err
 	}
+	if err := t.checkCount(order); err != nil {
+		return w, err
+	}
 	before := w
 	if order.Queue {
 		err = t.queueRun(&w, t.now, makeMissing)
@@ -90,6 +68,19 @@ func (t *tx) createWorkspace(order *fleet.NewWorkspace) (fleet.Workspace, error)
 		return w, err
 	}
 	return t.workspace(w.ID)
+}
+
+// checkCount holds the owner's workspaces, the new one among them, against the limit.
+func (t *tx) checkCount(order *fleet.NewWorkspace) error {
+	if order.MostOfOwner <= 0 {
+		return nil
+	}
+	var count int
+	err := t.row(`SELECT count(*) FROM workspace WHERE owner = ? AND state <> 'deleted'`, order.Workspace.Owner).Scan(&count)
+	if err == nil && count > order.MostOfOwner {
+		return fleet.WorkspaceLimit(count-1, order.MostOfOwner)
+	}
+	return err
 }
 
 // settleHome renames a kept home away where a fresh one is wanted, and else notes that it is taken again.

@@ -230,7 +230,7 @@ func TestStartWhileStoppingStartsAgainFromTheQueue(t *testing.T) {
 	w := r.create(r.ana, "w1", 1)
 	key := r.ready(w, r.h1.ID, "G0")
 	r.stop(w.ID, fleet.GoalStopped)
-	got, err := r.QueueRun(context.Background(), w.ID, r.now)
+	got, err := r.QueueRun(context.Background(), fleet.StartOrder{Workspace: w.ID}, r.now)
 	r.ok(err)
 	if got.State != fleet.StateStopping || got.Goal != fleet.GoalRunning {
 		t.Fatalf("%+v", got)
@@ -310,7 +310,7 @@ func TestUnknownRunRaisesTheNextEpoch(t *testing.T) {
 	w := r.create(r.ana, "w1", 0)
 	r.stop(w.ID, fleet.GoalStopped)
 	r.observe(fleet.Observation{Host: r.h1.ID, Runs: []fleet.ObservedRun{{Key: fleet.RunKey{Workspace: w.ID, Epoch: 9}, Phase: fleet.PhaseReady}}})
-	got, err := r.QueueRun(context.Background(), w.ID, r.now)
+	got, err := r.QueueRun(context.Background(), fleet.StartOrder{Workspace: w.ID}, r.now)
 	r.ok(err)
 	if got.Epoch != 10 {
 		t.Errorf("epoch %d, want 10: a container of epoch 9 runs somewhere", got.Epoch)

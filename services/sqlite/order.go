@@ -8,14 +8,22 @@ import (
 )
 
 // QueueRun queues a new run of a stopped or failed workspace; a live one is returned as it is, and one that is stopping starts again,
-// from the queue, once it is gone. KindConflict while it is being deleted, or when a volume of it is no longer there.
-func (db *DB) QueueRun(ctx context.Context, id fleet.WorkspaceID, now time.Time) (w fleet.Workspace, err error) {
+// from the queue, once it is gone. An order that was carried out before does nothing. KindConflict while it is being deleted, or when a
+// volume of it is no longer there.
+func (db *DB) QueueRun(ctx context.Context, order fleet.StartOrder, now time.Time) (w fleet.Workspace, err error) {
 	err = db.write(ctx, now, func(t *tx) error {
-		if w, err = t.workspace(id); err != nil {
+		var done bool
+		if w, done, err = t.ordered(order.Order, t.now); err != nil || done {
+			return err
+		}
+		if w, err = t.workspace(order.Workspace); err != nil {
 			return err
 		}
 		before := w
-		if err := t.startAgain(&w); err != nil || w.Goal == before.Goal && w.State == before.State {
+		if err := t.startAgain(&w); err != nil {
+			return err
+		}
+		if err := t.noteOrder(order.Order, w.ID); err != nil || w.Goal == before.Goal && w.State == before.State {
 			return err
 		}
 		return t.storeWorkspace(&before, &w)
@@ -40,15 +48,22 @@ func (t *tx) startAgain(w *fleet.Workspace) error {
 }
 
 // Stop records a StopOrder. A queued run ends at once; a stopped workspace with GoalDeleted is deleted at once. It is idempotent, and
-// what is being deleted stays so.
+// what is being deleted stays so; an order that was carried out before does nothing.
 func (db *DB) Stop(ctx context.Context, order fleet.StopOrder, now time.Time) (w fleet.Workspace, changes fleet.Changes, err error) {
 	err = db.record(ctx, now, func(t *tx) error {
 		changes = fleet.Changes{}
+		var done bool
+		if w, done, err = t.ordered(order.Order, t.now); err != nil || done {
+			return err
+		}
 		if w, err = t.workspace(order.Workspace); err != nil {
 			return err
 		}
 		before := w
 		if err := t.stop(&w, &order, &changes); err != nil {
+			return err
+		}
+		if err := t.noteOrder(order.Order, w.ID); err != nil {
 			return err
 		}
 		if jsonArg(before) == jsonArg(w) {
@@ -61,6 +76,12 @@ func (db *DB) Stop(ctx context.Context, order fleet.StopOrder, now time.Time) (w
 }
 
 func (t *tx) stop(w *fleet.Workspace, order *fleet.StopOrder, changes *fleet.Changes) error {
+	if order.Refused != 0 {
+		if w.State != fleet.StateQueued || w.Epoch != order.Refused {
+			return nil
+		}
+		return t.stopQueued(w, order, changes)
+	}
 	if w.State == fleet.StateDeleted {
 		if order.Goal == fleet.GoalDeleted {
 			return nil
@@ -104,6 +125,9 @@ func (t *tx) stopQueued(w *fleet.Workspace, order *fleet.StopOrder, changes *fle
 	}
 	changes.Freed = true // a reservation or a place in the queue
 	w.State, w.Goal, w.Restart, w.Reason = fleet.StateStopped, order.Goal, false, order.Reason
+	if order.Refused != 0 {
+		w.State = fleet.StateFailed
+	}
 	if order.Goal == fleet.GoalDeleted {
 		return t.deleteWorkspace(w)
 	}

@@ -48,7 +48,7 @@ func (c *chaos) step(t *rapid.T) {
 	case "delete":
 		_, _, err = c.Stop(ctx, fleet.StopOrder{Workspace: pick(), Goal: fleet.GoalDeleted, DropHome: rapid.Bool().Draw(t, "home")}, c.now)
 	case "start":
-		_, err = c.QueueRun(ctx, pick(), c.now)
+		_, err = c.QueueRun(ctx, fleet.StartOrder{Workspace: pick()}, c.now)
 	case "project":
 		_, err = c.ChangeProject(ctx, pick(), rapid.SampledFrom([]string{"default", "vision"}).Draw(t, "project"), c.now)
 	case "fence":

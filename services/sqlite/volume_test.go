@@ -56,7 +56,7 @@ func TestVolumeInUseIsNotDeleted_CONT14(t *testing.T) {
 	r.gone(key, r.now)
 	v, err := r.DeleteVolume(ctx, r.ana.ID, "data", r.now)
 	r.ok(err)
-	_, err = r.QueueRun(ctx, w.ID, r.now)
+	_, err = r.QueueRun(ctx, fleet.StartOrder{Workspace: w.ID}, r.now)
 	r.kind(err, fleet.KindConflict)
 	if !strings.Contains(err.Error(), "carrel volume restore data") {
 		t.Errorf("message %q does not say what to do", err)
@@ -66,7 +66,7 @@ func TestVolumeInUseIsNotDeleted_CONT14(t *testing.T) {
 	}
 	_, err = r.RestoreVolume(ctx, r.ana.ID, string(v.ID), "", r.now)
 	r.ok(err)
-	_, err = r.QueueRun(ctx, w.ID, r.now)
+	_, err = r.QueueRun(ctx, fleet.StartOrder{Workspace: w.ID}, r.now)
 	r.ok(err)
 }
 
@@ -97,7 +97,7 @@ func TestVolumeHasOneLiveWriter_CONT15(t *testing.T) {
 	if got := r.workspace(w1.ID); got.State != fleet.StateRunning {
 		t.Fatalf("w1 noticed: %+v", got)
 	}
-	_, err = r.QueueRun(ctx, w2.ID, r.now)
+	_, err = r.QueueRun(ctx, fleet.StartOrder{Workspace: w2.ID}, r.now)
 	r.ok(err)
 	r.stop(w1.ID, fleet.GoalStopped)
 	r.gone(key, r.now)
@@ -113,7 +113,7 @@ func TestVolumeStaysOnItsHost(t *testing.T) {
 	key := r.ready(w, r.h2.ID)
 	r.stop(w.ID, fleet.GoalStopped)
 	r.gone(key, r.now)
-	_, err := r.QueueRun(context.Background(), w.ID, r.now)
+	_, err := r.QueueRun(context.Background(), fleet.StartOrder{Workspace: w.ID}, r.now)
 	r.ok(err)
 	p := fleet.Placement{Run: fleet.RunKey{Workspace: w.ID, Epoch: 2}, Host: r.h1.ID}
 	done, err := r.Commit(context.Background(), fleet.Plan{Placements: []fleet.Placement{p}}, r.now)
