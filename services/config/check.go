@@ -37,6 +37,18 @@ func optionalURL(value any) error {
 	return nil
 }
 
+// hostNames takes names and addresses as they stand in a URL, without its other parts.
+func hostNames(value any) error {
+	for _, name := range value.([]string) {
+		u, err := url.Parse("http://" + name)
+		literal := net.ParseIP(name) != nil // IPv6 without brackets
+		if !literal && (err != nil || name == "" || u.Host != name || u.Port() != "" || strings.HasSuffix(name, ":") || strings.ContainsAny(name, "*%_ ")) {
+			return fmt.Errorf("must be names or addresses without scheme and port, such as carrel.example.org: not %q", name)
+		}
+	}
+	return nil
+}
+
 func deploymentName(value any) error { return fleet.CheckName("deployment", value.(string)) }
 
 func oneOf(words ...string) func(any) error {

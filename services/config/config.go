@@ -18,6 +18,8 @@ import (
 type Config struct {
 	Listen, PublicURL, StateDir, Deployment, MetricsListen, CLIDir string
 
+	Hosts []string // more names of the public port
+
 	TLSCertFile, TLSKeyFile string
 	TLSNames                []string
 	DangerousPlainHTTP      bool
@@ -44,6 +46,7 @@ func fill(v *viper.Viper) Config {
 	cfg := Config{
 		Listen: v.GetString("listen"), PublicURL: strings.TrimSuffix(v.GetString("public_url"), "/"), StateDir: v.GetString("state"),
 		Deployment: v.GetString("deployment"), MetricsListen: v.GetString("metrics_listen"), CLIDir: v.GetString("cli_dir"),
+		Hosts:       v.GetStringSlice("hosts"),
 		TLSCertFile: v.GetString("tls.cert_file"), TLSKeyFile: v.GetString("tls.key_file"), TLSNames: v.GetStringSlice("tls.names"),
 		DangerousPlainHTTP: v.GetBool("dangerous_plain_http"),
 		ImagesAllow:        v.GetString("images.allow"), ImagesRegistries: v.GetStringSlice("images.registries"), ImagesDefault: v.GetString("images.default"),

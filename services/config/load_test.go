@@ -77,6 +77,18 @@ func TestAllFaultsAreReportedAtOnceWithFileAndLine(t *testing.T) {
 	}
 }
 
+func TestHostsAreNamesAndNothingElse(t *testing.T) {
+	cfg, err := Load(write(t, "hosts: [carrel.example.org, 192.0.2.7, \"2001:db8::7\", \"[2001:db8::8]\"]\n"), nil, nil)
+	if err != nil || len(cfg.Hosts) != 4 {
+		t.Errorf("%v, %v", cfg.Hosts, err)
+	}
+	for _, bad := range []string{"https://carrel.example.org", "carrel.example.org:443", "carrel.example.org/", "*.example.org", "a b", "user@host", "[::1]:7", "host:"} {
+		if _, err := Load("", []string{"CARREL_GATEWAY_HOSTS=" + bad}, nil); err == nil || !strings.Contains(err.Error(), "hosts") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
 func TestTruncatedFilesNeverPanicAndNeverHalfLoad(t *testing.T) {
 	whole := "listen: 127.0.0.1:9\nstop:\n  grace: 1s\nmounts:\n  - {name: data, path: /srv/data}\n"
 	for n := range whole {

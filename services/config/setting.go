@@ -39,6 +39,7 @@ func settings() []setting {
 	return []setting{
 		{key: "listen", def: "127.0.0.1:7070", doc: "address and port of the one public port", check: hostPort},
 		{key: "public_url", def: "", doc: "base URL as clients reach it; empty: made from listen", check: optionalURL},
+		{key: "hosts", kind: kindStrings, def: []string{}, doc: "more names and addresses by which clients may call the public port, such as those of a proxy before it", check: hostNames},
 		{key: "state", def: "", doc: "directory of database and keys; empty: /var/lib/carrel as root, else ~/.local/state/carrel"},
 		{key: "deployment", def: "carrel", doc: "name of the deployment, part of ssh host names for a second one", check: deploymentName},
 		{key: "metrics_listen", def: "", doc: "address of the Prometheus listener; empty: none", check: optionalHostPort},

@@ -115,8 +115,8 @@ func (g *Gateway) openParts(ctx context.Context) error {
 func (g *Gateway) lifecycleSettings() lifecycle.Settings {
 	set := lifecycle.Settings{
 		Scheduler: scheduler.Settings{ReserveAfter: g.cfg.ReserveAfter}, Images: lifecycle.ImagePolicy(g.cfg.ImagesAllow), Registries: g.cfg.ImagesRegistries,
-		DefaultImage: g.cfg.ImagesDefault,
-		StopGrace:    g.cfg.StopGrace, Tick: g.cfg.Tick, SampleInterval: g.cfg.SampleInterval, ApplyTimeout: g.cfg.CallTimeout,
+		DefaultImage: g.cfg.ImagesDefault, WorkspaceLimit: g.cfg.WorkspacesPerUser,
+		StopGrace: g.cfg.StopGrace, Tick: g.cfg.Tick, SampleInterval: g.cfg.SampleInterval, ApplyTimeout: g.cfg.CallTimeout,
 		SilentAfter: g.cfg.LinkPing + g.cfg.LinkPingTimeout + g.cfg.Tick,
 	}
 	if g.cfg.GPUsPerUser >= 0 {
@@ -198,7 +198,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	loops, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	stopLoops := func() { cancel(errStopping) } // long streams end with it, and their clients see it
 	defer stopLoops()
-	server := newServer(&g.cfg, g.routes(), g.log)
+	server := newServer(&g.cfg, g.ownHosts(g.routes()), g.log)
 	server.BaseContext = func(net.Listener) context.Context { return loops }
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.Go(func() error {
@@ -220,7 +220,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		<-groupCtx.Done()
 		g.ready.set(false)
 		defer stopLoops()
-		return g.stop(server, stopLoops)
+		return g.stop(context.WithoutCancel(ctx), server, stopLoops)
 	})
 	return group.Wait()
 }
@@ -229,8 +229,8 @@ func (g *Gateway) Run(ctx context.Context) error {
 var errStopping = fleet.Errorf(fleet.KindUnavailable, "the gateway is stopping; try again")
 
 // stop ends what clients hold open. Calls of long streams end with the loops' context after a tenth of the grace.
-func (g *Gateway) stop(server *http.Server, stopLoops func()) error {
-	ctx, cancel := context.WithTimeout(context.Background(), g.cfg.ShutdownGrace)
+func (g *Gateway) stop(ctx context.Context, server *http.Server, stopLoops func()) error {
+	ctx, cancel := context.WithTimeout(ctx, g.cfg.ShutdownGrace)
 	defer cancel()
 	timer := time.AfterFunc(g.cfg.ShutdownGrace/10, stopLoops)
 	defer timer.Stop()

@@ -34,7 +34,7 @@ func rawPost(t *testing.T, r *rig, path, token string, h2 bool) int {
 	if h2 {
 		return rawPostH2(t, conn, path, token)
 	}
-	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n", path)
+	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n", path, r.address())
 	if token != "" {
 		fmt.Fprintf(conn, "Authorization: Bearer %s\r\n", token)
 	}
@@ -57,7 +57,7 @@ func rawPostH2(t *testing.T, conn net.Conn, path, token string) int {
 	framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	var block bytes.Buffer
 	encoder := hpack.NewEncoder(&block)
-	fields := []string{":method", "POST", ":scheme", "http", ":authority", "x", ":path", path, "content-type", "application/json"}
+	fields := []string{":method", "POST", ":scheme", "http", ":authority", conn.RemoteAddr().String(), ":path", path, "content-type", "application/json"}
 	if token != "" {
 		fields = append(fields, "authorization", "Bearer "+token)
 	}
