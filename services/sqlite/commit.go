@@ -129,32 +129,11 @@ type placing struct {
 
 // place checks a placement and carries it out.
 func (c *committing) place(p *fleet.Placement) error {
-	w, err := c.t.workspace(p.Run.Workspace)
+	w, err := c.waiting(p.Run)
 	if err != nil {
 		return err
 	}
-	var placed, gone time.Time
-	err = c.t.row(`SELECT placed_at, gone_at FROM run WHERE workspace = ? AND epoch = ?`, p.Run.Workspace, p.Run.Epoch).Scan(timeInto{&placed}, timeInto{&gone})
-	if err != nil && !isNoRows(err) {
-		return err
-	}
-	if err != nil || w.State != fleet.StateQueued || w.Epoch != p.Run.Epoch || !placed.IsZero() || !gone.IsZero() {
-		return fleet.Errorf(fleet.KindConflict, "it does not wait any more")
-	}
-	h, err := c.room(p.Host)
-	if err != nil {
-		return err
-	}
-	if err := c.checkHost(h, &w, p); err != nil {
-		return err
-	}
-	if err := c.checkDevices(h, &w, p); err != nil {
-		return err
-	}
-	if err := c.checkQuota(&w, len(p.Devices)); err != nil {
-		return err
-	}
-	volumes, err := c.t.checkMounts(p.Run, p.Host)
+	h, err := c.check(&w, p)
 	if err != nil {
 		return err
 	}
@@ -164,19 +143,62 @@ func (c *committing) place(p *fleet.Placement) error {
 		w.Origins = map[string]string{}
 	}
 	maps.Copy(w.Origins, p.Origins)
-	carryOut := func() error { return c.t.carryOut(&w, h.host.Pool, p, volumes) }
-	if c.careful {
-		err = c.t.attempt(carryOut)
-	} else if err = carryOut(); err != nil && fleet.KindOf(err) != fleet.KindInternal {
-		return fmt.Errorf("%w: %w", errPartly, errors.New(err.Error()))
-	}
-	if err != nil {
+	if err := c.carryOut(&w, h.host.Pool, p); err != nil {
 		return err
 	}
 	if _, ok := c.held[w.Owner]; ok {
 		c.held[w.Owner] += len(p.Devices)
 	}
 	return c.t.storeWorkspace(&before, &w)
+}
+
+// waiting returns the workspace of a run that still waits for its place.
+func (c *committing) waiting(key fleet.RunKey) (fleet.Workspace, error) {
+	w, err := c.t.workspace(key.Workspace)
+	if err != nil {
+		return w, err
+	}
+	var placed, gone time.Time
+	err = c.t.row(`SELECT placed_at, gone_at FROM run WHERE workspace = ? AND epoch = ?`, key.Workspace, key.Epoch).Scan(timeInto{&placed}, timeInto{&gone})
+	if err != nil && !isNoRows(err) {
+		return w, err
+	}
+	if err != nil || w.State != fleet.StateQueued || w.Epoch != key.Epoch || !placed.IsZero() || !gone.IsZero() {
+		return w, fleet.Errorf(fleet.KindConflict, "it does not wait any more")
+	}
+	return w, nil
+}
+
+// check holds a placement against all that bounds it and returns its host's room.
+func (c *committing) check(w *fleet.Workspace, p *fleet.Placement) (*hostRoom, error) {
+	h, err := c.room(p.Host)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.checkHost(h, w, p); err != nil {
+		return nil, err
+	}
+	if err := c.checkDevices(h, w, p); err != nil {
+		return nil, err
+	}
+	return h, c.checkQuota(w, len(p.Devices))
+}
+
+// carryOut writes a placement. Where one that fails would leave a part behind, the whole plan is begun again with care.
+func (c *committing) carryOut(w *fleet.Workspace, pool string, p *fleet.Placement) error {
+	volumes, err := c.t.checkMounts(p.Run, p.Host)
+	if err != nil {
+		return err
+	}
+	write := func() error { return c.t.carryOut(w, pool, p, volumes) }
+	if c.careful {
+		return c.t.attempt(write)
+	}
+	err = write()
+	if err == nil || fleet.KindOf(err) == fleet.KindInternal {
+		return err
+	}
+	return fmt.Errorf("%w: %w", errPartly, errors.New(err.Error()))
 }
 
 // take counts what a placement uses against those that follow.

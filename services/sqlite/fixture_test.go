@@ -2,6 +2,7 @@ package sqlite_test
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"os"
 	"strings"
@@ -49,22 +50,27 @@ func dump(t *testing.T, r *room) string {
 	var out strings.Builder
 	out.WriteString("PRAGMA foreign_keys = 0;\n")
 	for _, table := range []string{"meta", "project", "user", "project_member", "pool", "host", "device", "volume", "workspace", "run", "mount", "lease", "ledger", "lease_activity", "lease_total", "event"} {
-		rows, err := raw.Query(`SELECT group_concat(quote(name), ', ') FROM pragma_table_info('` + table + `')`)
-		r.ok(err)
 		var columns string
-		rows.Next()
-		r.ok(rows.Scan(&columns))
-		r.ok(rows.Close())
+		r.ok(raw.QueryRow(`SELECT group_concat(quote(name), ', ') FROM pragma_table_info('` + table + `')`).Scan(&columns))
 		columns = strings.ReplaceAll(columns, "'", "")
 		quoted := "quote(" + strings.ReplaceAll(columns, ", ", ") || ', ' || quote(") + ")"
-		rows, err = raw.Query(`SELECT ` + quoted + ` FROM ` + table)
-		r.ok(err)
-		for rows.Next() {
-			var values string
-			r.ok(rows.Scan(&values))
+		for _, values := range texts(r, raw, `SELECT `+quoted+` FROM `+table) {
 			fmt.Fprintf(&out, "INSERT OR REPLACE INTO %s (%s) VALUES (%s);\n", table, columns, values)
 		}
-		r.ok(rows.Close())
 	}
 	return strings.ReplaceAll(out.String(), "INSERT OR REPLACE INTO ledger ", "INSERT INTO ledger ")
+}
+
+// texts is the one column of a query's rows.
+func texts(r *room, raw *sql.DB, query string) (all []string) {
+	rows, err := raw.Query(query)
+	r.ok(err)
+	defer rows.Close()
+	for rows.Next() {
+		var text string
+		r.ok(rows.Scan(&text))
+		all = append(all, text)
+	}
+	r.ok(rows.Err())
+	return all
 }

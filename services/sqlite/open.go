@@ -137,7 +137,7 @@ func Open(ctx context.Context, opts Options) (*DB, error) {
 		db.release()
 		return nil, fmt.Errorf("open database %s: %w", opts.Path, err)
 	}
-	go db.writeLoop()
+	go db.writeLoop() //nolint:contextcheck // the writer works until Close, whatever became of the context that Open had
 	return db, nil
 }
 

@@ -196,7 +196,7 @@ func (t *tx) addHours(rows []usageRow, r *usage.Report, from, to, now int64) err
 	var ids []int64
 	for i := range rows {
 		row := &rows[i]
-		row.Whole = !r.Splits(&row.Lease) && !(row.Open && row.sampledTo > now)
+		row.Whole = !r.Splits(&row.Lease) && (!row.Open || row.sampledTo <= now)
 		if !row.Whole && row.sampledTo > 0 {
 			index[row.ID] = row
 			ids = append(ids, row.ID)

@@ -24,8 +24,8 @@ func (s *session) close() {
 }
 
 // do runs a statement without parameters.
-func (s *session) do(query string) error {
-	_, err := s.exec(context.Background(), query)
+func (s *session) do(ctx context.Context, query string) error {
+	_, err := s.exec(ctx, query)
 	return err
 }
 
@@ -42,7 +42,7 @@ func (s *session) prepare(ctx context.Context, query string) (*sql.Stmt, error) 
 }
 
 func (s *session) exec(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	stmt, err := s.prepare(ctx, query)
+	stmt, err := s.prepare(ctx, query) //nolint:sqlclosecheck // kept for the next time; close closes it
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +51,7 @@ func (s *session) exec(ctx context.Context, query string, args ...any) (sql.Resu
 
 // row is a single row; an error of the preparation comes out of its Scan.
 func (s *session) row(ctx context.Context, query string, args ...any) scanner {
-	stmt, err := s.prepare(ctx, query)
+	stmt, err := s.prepare(ctx, query) //nolint:sqlclosecheck // kept for the next time; close closes it
 	if err != nil {
 		return failedRow{err}
 	}
@@ -59,7 +59,7 @@ func (s *session) row(ctx context.Context, query string, args ...any) scanner {
 }
 
 func (s *session) query(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	stmt, err := s.prepare(ctx, query)
+	stmt, err := s.prepare(ctx, query) //nolint:sqlclosecheck // kept for the next time; close closes it
 	if err != nil {
 		return nil, err
 	}
@@ -178,12 +178,13 @@ func (db *DB) read(ctx context.Context, run func(*tx) error) error {
 		return explain(context.Cause(ctx))
 	}
 	defer func() { db.readers <- s }()
-	if err := s.do("BEGIN"); err != nil {
+	whole := context.WithoutCancel(ctx) // a connection goes back without a transaction, also when the time is over
+	if err := s.do(whole, "BEGIN"); err != nil {
 		return explain(err)
 	}
 	err := run(&tx{ctx: ctx, session: s, db: db, now: db.lastCommit.Load()})
-	if end := s.do("COMMIT"); end != nil {
-		_ = s.do("ROLLBACK") // an interrupted read may have ended by itself
+	if end := s.do(whole, "COMMIT"); end != nil {
+		_ = s.do(whole, "ROLLBACK") // an interrupted read may have ended by itself
 		if err == nil {
 			err = end
 		}

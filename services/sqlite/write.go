@@ -126,7 +126,7 @@ func (db *DB) boundLog() {
 		fmt.Sprintf("PRAGMA busy_timeout = %d", checkpointWait.Milliseconds()), "PRAGMA wal_checkpoint(TRUNCATE)",
 		fmt.Sprintf("PRAGMA busy_timeout = %d", db.opts.BusyTimeout.Milliseconds()),
 	} {
-		if err := db.writer.do(statement); err != nil {
+		if err := db.do(statement); err != nil {
 			db.log.Debug("the database's log is still read", "error", err)
 		}
 	}
@@ -184,8 +184,11 @@ func fail(batch []*job, err error) int {
 	return len(batch)
 }
 
+// do runs a statement of the writer's own, which no caller's context ends.
+func (db *DB) do(query string) error { return db.writer.do(context.Background(), query) }
+
 func (db *DB) begin() error {
-	if err := db.writer.do("BEGIN IMMEDIATE"); err != nil {
+	if err := db.do("BEGIN IMMEDIATE"); err != nil {
 		return err
 	}
 	var nonce int64
@@ -208,18 +211,18 @@ func (db *DB) runJob(j *job, at int64) error {
 	if db.ballast.used && !j.reserved {
 		return errDiskFull(nil)
 	}
-	if err := db.writer.do("SAVEPOINT job"); err != nil {
+	if err := db.do("SAVEPOINT job"); err != nil {
 		return err
 	}
 	// The statements do not take the caller's context: an interrupt would roll back everybody's part of the batch.
 	t := &tx{ctx: context.WithoutCancel(j.ctx), session: db.writer, db: db, now: at}
 	err := db.guard(j, t)
 	if err != nil {
-		if undo := db.writer.do("ROLLBACK TO job"); undo != nil {
+		if undo := db.do("ROLLBACK TO job"); undo != nil {
 			return fmt.Errorf("%w (undo: %w)", err, undo)
 		}
 	}
-	if release := db.writer.do("RELEASE job"); release != nil {
+	if release := db.do("RELEASE job"); release != nil {
 		return errors.Join(err, release)
 	}
 	return err
@@ -241,18 +244,18 @@ func (db *DB) commit(at int64) error {
 			return err
 		}
 	}
-	return db.writer.do("COMMIT")
+	return db.do("COMMIT")
 }
 
 func (db *DB) rollback() {
-	if err := db.writer.do("ROLLBACK"); err != nil {
+	if err := db.do("ROLLBACK"); err != nil {
 		db.log.Debug("nothing to roll back", "error", err)
 	}
 }
 
 // inTransaction asks by trying: a BEGIN inside a transaction fails, outside it works and is taken back.
 func (db *DB) inTransaction() bool {
-	if err := db.writer.do("BEGIN"); err != nil {
+	if err := db.do("BEGIN"); err != nil {
 		return true
 	}
 	db.rollback()
