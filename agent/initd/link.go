@@ -92,7 +92,7 @@ func (s *serve) dialBack(ctx context.Context, nonce string) {
 		s.log.Warn("stream of unknown kind refused", "kind", hello.Kind)
 		return
 	}
-	if err := s.sessions.begin(conn.(*net.UnixConn)); err != nil {
+	if err := s.sessions.begin(ctx, conn.(*net.UnixConn)); err != nil {
 		s.log.Warn("start session", "err", err)
 	}
 }

@@ -55,7 +55,7 @@ func newSessions(h *host, summon int, log *slog.Logger) *sessions {
 }
 
 // begin starts a session process for conn. The caller keeps its own copy of conn and closes it.
-func (s *sessions) begin(conn *net.UnixConn) error {
+func (s *sessions) begin(ctx context.Context, conn *net.UnixConn) error {
 	cfg, err := s.host.current()
 	if err != nil {
 		return err
@@ -87,7 +87,7 @@ func (s *sessions) begin(conn *net.UnixConn) error {
 	s.adopt(e, pid)
 	err = s.welcome(e, dir)
 	s.wg.Go(func() { waitFor(pid) })
-	s.wg.Go(func() { s.follow(e) })
+	s.wg.Go(func() { s.follow(ctx, e) })
 	return err
 }
 
@@ -173,13 +173,13 @@ func (s *sessions) adopt(e *entry, pid int) {
 }
 
 // follow answers one session until it ends: its socket pair closes with its process.
-func (s *sessions) follow(e *entry) {
+func (s *sessions) follow(ctx context.Context, e *entry) {
 	for {
 		var msg control.ToServe
 		if err := e.conn.Receive(&msg); err != nil {
 			break
 		}
-		s.heard(e, &msg)
+		s.heard(ctx, e, &msg)
 	}
 	s.mu.Lock()
 	fd := e.pidfd
@@ -194,10 +194,10 @@ func (s *sessions) follow(e *entry) {
 	}
 }
 
-func (s *sessions) heard(e *entry, msg *control.ToServe) {
+func (s *sessions) heard(ctx context.Context, e *entry, msg *control.ToServe) {
 	switch {
 	case msg.Sign != nil:
-		ctx, cancel := context.WithTimeout(context.Background(), signTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), signTimeout) // sessions outlive what began them
 		defer cancel()
 		reply := &control.Signed{ID: msg.Sign.ID}
 		sig, err := s.host.sign(ctx, msg.Sign.Data, msg.Sign.Algorithm)
@@ -235,7 +235,7 @@ func (s *sessions) receive(ctx context.Context, from *net.UnixConn) error {
 			return err
 		}
 		s.wg.Go(func() {
-			if err := s.takeBack(caller); err != nil {
+			if err := s.takeBack(ctx, caller); err != nil {
 				s.log.Warn("take session back", "pid", caller.PID, "err", err)
 				caller.Conn.Close()
 			}
@@ -243,7 +243,7 @@ func (s *sessions) receive(ctx context.Context, from *net.UnixConn) error {
 	}
 }
 
-func (s *sessions) takeBack(c control.Caller) error {
+func (s *sessions) takeBack(ctx context.Context, c control.Caller) error {
 	var msg control.ToServe
 	if err := c.Conn.Receive(&msg); err != nil {
 		return fmt.Errorf("first message: %w", err)
@@ -263,7 +263,7 @@ func (s *sessions) takeBack(c control.Caller) error {
 		return err
 	}
 	s.log.Info("session taken back", "session", e.id, "pid", c.PID)
-	s.follow(e)
+	s.follow(ctx, e)
 	return nil
 }
 

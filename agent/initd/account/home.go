@@ -20,15 +20,9 @@ const (
 // image's skeleton. A home that another user owns and that is not empty is refused.
 func prepareHome(root string, u User) error {
 	home := filepath.Join(root, u.Home)
-	if err := os.MkdirAll(filepath.Dir(home), 0o755); err != nil {
-		return fmt.Errorf("make home: %w", err)
-	}
-	if err := os.Mkdir(home, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("make home: %w", err)
-	}
-	info, err := os.Lstat(home)
+	info, err := makeHome(home)
 	if err != nil {
-		return fmt.Errorf("look at home: %w", err)
+		return err
 	}
 	if !info.IsDir() {
 		return fmt.Errorf("home %s is not a directory: change the image or the volume", u.Home)
@@ -56,6 +50,21 @@ func prepareHome(root string, u User) error {
 		}
 	}
 	return nil
+}
+
+// makeHome makes the directory where there is none, and returns what is there.
+func makeHome(home string) (fs.FileInfo, error) {
+	if err := os.MkdirAll(filepath.Dir(home), 0o755); err != nil {
+		return nil, fmt.Errorf("make home: %w", err)
+	}
+	if err := os.Mkdir(home, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("make home: %w", err)
+	}
+	info, err := os.Lstat(home)
+	if err != nil {
+		return nil, fmt.Errorf("look at home: %w", err)
+	}
+	return info, nil
 }
 
 // isEmpty leaves out what mkfs puts into a fresh file system.

@@ -99,10 +99,7 @@ func (s *Server) keepAlive(ctx context.Context, conn ssh.Conn) {
 	for {
 		select {
 		case <-ctx.Done():
-			if waiting {
-				<-answered // ends with the connection
-			}
-			return
+			return // an answer still to come has room, and ends with the connection
 		case err := <-answered:
 			waiting, misses = false, 0
 			if err != nil {

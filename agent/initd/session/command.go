@@ -169,13 +169,15 @@ func (c *command) copyOutput(r *os.File, to io.Writer) {
 // finish waits for the end of the command, tells how it ended, and waits until its output is sent. The first process stays
 // unreaped until then: so its process group's number cannot become someone else's while a signal may be sent to it.
 func (c *command) finish(cmd *exec.Cmd) {
-	ended := make(chan error, 1)
-	go func() { ended <- waitNoReap(cmd.Process.Pid) }()
-	select {
-	case err := <-ended:
-		if err != nil {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := waitNoReap(cmd.Process.Pid); err != nil {
 			c.server.log.Warn("wait for command", "err", err)
 		}
+	}()
+	select {
+	case <-ended:
 	case <-c.hungUp:
 		go func() { // outlives the connection when the program ignores SIGHUP, as it may
 			<-ended

@@ -14,7 +14,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -242,7 +241,7 @@ func (r *rig) want(got result, stdout string, status int) {
 // eventually polls until ok, for at most limit.
 func eventually(t testing.TB, limit time.Duration, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(limit); !ok(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(limit); !ok(); time.Sleep(10 * time.Millisecond) { //nolint:forbidigo // a poll with a deadline
 		if time.Now().After(deadline) {
 			t.Fatalf("not within %v: %s", limit, what)
 		}
@@ -272,8 +271,6 @@ func (r *rig) client() *ssh.Client {
 	r.t.Cleanup(func() { c.Close() })
 	return c
 }
-
-func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
 // freePort is a port that nobody listens on just now.
 func freePort(t testing.TB) string {

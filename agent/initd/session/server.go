@@ -130,6 +130,8 @@ func New(cfg Config) *Server {
 
 // Serve does the handshake and serves until the connection ends, ctx ends, or Stop. All commands still running then get
 // SIGHUP, listeners are closed, and everything that it started has ended when it returns.
+//
+//nolint:contextcheck // the connection's own context is what all its parts hang on; parent ends it
 func (s *Server) Serve(parent context.Context, raw net.Conn) error {
 	ctx := s.ctx
 	defer s.cancel(nil)

@@ -92,7 +92,7 @@ func TestSSH04ManyResizes(t *testing.T) {
 	})
 	for n := range 3000 {
 		d.tty.setSize(unix.Winsize{Row: uint16(20 + n%30), Col: uint16(60 + n%100)})
-		time.Sleep(time.Millisecond) // the case's rate: 3,000 changes in some seconds
+		time.Sleep(time.Millisecond) //nolint:forbidigo // the case's rate: 3,000 changes in some seconds
 	}
 	d.tty.setSize(unix.Winsize{Row: 41, Col: 133})
 	close(stop)
