@@ -56,7 +56,6 @@ type boxSpec struct {
 	sudo     bool
 	env      []string
 	home     func(dir string)
-	grace    time.Duration
 	noConfig bool
 }
 

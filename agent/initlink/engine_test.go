@@ -204,7 +204,7 @@ func (e *engine) start(name, image string, binds, env []string, noNewPrivileges 
 
 func eventually(t testing.TB, limit time.Duration, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(limit); !ok(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(limit); !ok(); time.Sleep(10 * time.Millisecond) { //nolint:forbidigo // a poll with a deadline
 		if time.Now().After(deadline) {
 			t.Fatalf("not within %v: %s", limit, what)
 		}

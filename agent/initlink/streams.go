@@ -71,7 +71,7 @@ func (r *run) deliver(nonce string, conn *net.UnixConn) bool {
 func (r *run) openStream(ctx context.Context, h stream.Hello) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.opts.StreamWait)
 	defer cancel()
-	defer r.refill()
+	defer r.refill() //nolint:contextcheck // goes on in the background for as long as the run does
 	for {
 		conn := r.takeIdle()
 		if conn == nil {
