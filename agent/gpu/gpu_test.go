@@ -337,7 +337,7 @@ func TestCachedSharesOneLook(t *testing.T) {
 		if c.asked != 1 {
 			t.Errorf("asked %d times", c.asked)
 		}
-		time.Sleep(10 * time.Second)
+		time.Sleep(10 * time.Second) //nolint:forbidigo // the bubble's clock
 		if _, err := src.Inventory(t.Context()); err != nil || c.asked != 2 {
 			t.Errorf("asked %d times, %v", c.asked, err)
 		}

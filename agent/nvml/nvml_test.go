@@ -152,11 +152,6 @@ func newHost(t *testing.T, pairs ...string) *host {
 	return h
 }
 
-func (h *host) inventory(t *testing.T) gpu.Inventory {
-	t.Helper()
-	return inventoryOf(t, h.Source)
-}
-
 func inventoryOf(t *testing.T, src gpu.Source) gpu.Inventory {
 	t.Helper()
 	inv, err := src.Inventory(t.Context())

@@ -102,27 +102,33 @@ func devices(t *testing.T, inv gpu.Inventory) {
 		if (inv.Source == gpu.SourceSimulated) != d.Simulated {
 			t.Errorf("%s from source %s says simulated=%v", d.UUID, inv.Source, d.Simulated)
 		}
-		switch d.Kind {
-		case gpu.KindMIGInstance:
-			if !known[d.Parent] || d.Profile == "" {
-				t.Errorf("MIG instance without its parent or profile: %+v", d)
-			}
-		case gpu.KindMIGParent:
-			if ok, _ := gpu.Allocatable(d); ok {
-				t.Errorf("MIG parent %s can be allocated", d.UUID)
-			}
-			for _, i := range d.Instances {
-				if !known[i] {
-					t.Errorf("instance %s of %s is not listed", i, d.UUID)
-				}
-			}
-		case gpu.KindGPU:
-			if d.Parent != "" || len(d.Instances) > 0 {
-				t.Errorf("whole GPU with parent or instances: %+v", d)
-			}
-		default:
-			t.Errorf("kind %q", d.Kind)
+		kinship(t, d, known)
+	}
+}
+
+// kinship holds a device's parent and instances against its kind.
+func kinship(t *testing.T, d gpu.Device, known map[string]bool) {
+	t.Helper()
+	switch d.Kind {
+	case gpu.KindMIGInstance:
+		if !known[d.Parent] || d.Profile == "" {
+			t.Errorf("MIG instance without its parent or profile: %+v", d)
 		}
+	case gpu.KindMIGParent:
+		if ok, _ := gpu.Allocatable(d); ok {
+			t.Errorf("MIG parent %s can be allocated", d.UUID)
+		}
+		for _, i := range d.Instances {
+			if !known[i] {
+				t.Errorf("instance %s of %s is not listed", i, d.UUID)
+			}
+		}
+	case gpu.KindGPU:
+		if d.Parent != "" || len(d.Instances) > 0 {
+			t.Errorf("whole GPU with parent or instances: %+v", d)
+		}
+	default:
+		t.Errorf("kind %q", d.Kind)
 	}
 }
 
