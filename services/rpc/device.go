@@ -69,8 +69,8 @@ func (d *Devices) row(ctx context.Context, row fleet.DeviceRow, actor auth.Actor
 			wire.Workspace = lease.Workspace
 		}
 	}
-	usable, _ := row.Device.Leasable()
-	if since := d.Links.UnreachableSince(row.Device.Host); !since.IsZero() {
+	usable, _ := row.Leasable()
+	if since := d.Links.UnreachableSince(row.Host); !since.IsZero() {
 		usable = false
 		wire.Health, wire.HealthReason = "away", "host "+row.HostName+" does not answer since "+since.Format(time.RFC3339)
 	}
@@ -78,7 +78,7 @@ func (d *Devices) row(ctx context.Context, row fleet.DeviceRow, actor auth.Actor
 	if usable && !row.Free && row.Lease == nil {
 		wire.Health, wire.HealthReason = "foreign", "a container that this gateway did not ask for holds it"
 	}
-	if sample, ok := d.Samples.Sample(row.Device.ID); ok {
+	if sample, ok := d.Samples.Sample(row.ID); ok {
 		wire.Sample = d.sample(ctx, sample, actor)
 	}
 	return wire

@@ -69,10 +69,10 @@ func (h *Hosts) all(ctx context.Context) ([]*carrelv1.Host, error) {
 	}
 	total, free := map[fleet.HostID]int32{}, map[fleet.HostID]int32{}
 	for _, row := range rows {
-		if ok, _ := row.Device.Leasable(); ok {
-			total[row.Device.Host]++
+		if ok, _ := row.Leasable(); ok {
+			total[row.Host]++
 			if row.Free {
-				free[row.Device.Host]++
+				free[row.Host]++
 			}
 		}
 	}

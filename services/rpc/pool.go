@@ -69,17 +69,17 @@ func (p *Pools) all(ctx context.Context) ([]*carrelv1.Pool, error) {
 func (p *Pools) models(pool string, rows []fleet.DeviceRow) []*carrelv1.ModelCount {
 	counts := map[string]*carrelv1.ModelCount{}
 	for _, row := range rows {
-		ok, _ := row.Device.Leasable()
+		ok, _ := row.Leasable()
 		if row.Pool != pool || !ok {
 			continue
 		}
-		c := counts[row.Device.Model]
+		c := counts[row.Model]
 		if c == nil {
-			c = &carrelv1.ModelCount{Model: row.Device.Model}
-			counts[row.Device.Model] = c
+			c = &carrelv1.ModelCount{Model: row.Model}
+			counts[row.Model] = c
 		}
 		c.Total++
-		if row.Free && p.Links.UnreachableSince(row.Device.Host).IsZero() {
+		if row.Free && p.Links.UnreachableSince(row.Host).IsZero() {
 			c.Free++
 		}
 	}
