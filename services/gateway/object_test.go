@@ -131,6 +131,46 @@ func firstOf[T any](stream *connect.ServerStreamForClient[T], err error) error {
 }
 
 // AUTH-13: bad names of a batch are rejected one by one, each with a reason; the good ones exist, under one form.
+// AUTH-12: disabling an account ends its sign-ins and streams; its workspaces go on, and an admin can stop and remove each by OWNER/NAME.
+func TestWorkspacesOfADisabledUserAreTheAdminsToEnd_AUTH12(t *testing.T) {
+	r := start(t, "images.allow=any")
+	r.join("h1")
+	ana := r.user("ana")
+	r.create(ana, "demo", false)
+	r.create(ana, "idle", true)
+	r.disable("ana", true)
+	state := func(want carrelv1.WorkspaceState) {
+		t.Helper()
+		until(t, "ana/demo is "+want.String(), func() bool {
+			res, err := r.workspaces().Get(t.Context(), with(r.admin, &carrelv1.GetRequest{Workspace: "ana/demo"}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return res.Msg.GetWorkspace().GetState() == want
+		})
+	}
+	state(carrelv1.WorkspaceState_WORKSPACE_STATE_RUNNING)
+	list, err := r.workspaces().List(t.Context(), with(r.admin, &carrelv1.ListRequest{AllUsers: true}))
+	if err != nil || len(list.Msg.GetWorkspaces()) != 2 {
+		t.Errorf("the admin sees %v, %v", list, err)
+	}
+	if _, err := r.workspaces().Stop(t.Context(), with(r.admin, &carrelv1.StopRequest{Workspace: "ana/demo"})); err != nil {
+		t.Fatal(err)
+	}
+	state(carrelv1.WorkspaceState_WORKSPACE_STATE_STOPPED)
+	for _, name := range []string{"ana/demo", "ana/idle"} {
+		res, err := r.workspaces().Delete(t.Context(), with(r.admin, &carrelv1.DeleteRequest{Workspace: name}))
+		if err != nil || len(res.Msg.GetKeptVolumes()) != 1 {
+			t.Errorf("remove %s: %v, %v", name, res, err)
+		}
+	}
+	r.disable("ana", false) // and what she had is still hers
+	homes, err := carrelv1connect.NewVolumeServiceClient(r.http, r.url).List(t.Context(), with(ana, &carrelv1.VolumeServiceListRequest{}))
+	if err != nil || len(homes.Msg.GetVolumes()) != 2 {
+		t.Errorf("her volumes: %v, %v", homes, err)
+	}
+}
+
 func TestBadNamesOfABatchAreRejectedOneByOne(t *testing.T) {
 	r := start(t)
 	bad := []string{" ana", "Ana", "ANA@EXAMPLE.ORG", "a/b", "a%2Fb", "..", "-ana", "ana\nroot:x", "", strings.Repeat("a", 300), "a--b", ".ana", "ana-", "1ana", "анна", "ana\x00"}

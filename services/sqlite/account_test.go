@@ -68,6 +68,37 @@ func TestEndIsWhatTheAgentKnows_ACCT05(t *testing.T) {
 	r.checked()
 }
 
+// One rule, from the commit of the placement to the end as observed: waiting is free, and pull, start, run and a stop that hangs are billed,
+// since nobody else can have the device meanwhile. The lease as it is shown and the report say the same.
+func TestBilledIsPlacementToObservedEnd_ACCT11(t *testing.T) {
+	r := newRoom(t)
+	r.at("09:00:00")
+	w := r.create(r.ana, "w1", 1) // waits for 10 min
+	r.at("09:10:00")
+	key := r.place(w, r.h1.ID, "G0")
+	r.said(fleet.ObservedRun{Key: key, Phase: fleet.PhasePulling})
+	r.at("09:20:00")
+	r.said(fleet.ObservedRun{Key: key, Phase: fleet.PhaseStarting, StartedAt: r.now})
+	r.at("09:22:00")
+	r.said(fleet.ObservedRun{Key: key, Phase: fleet.PhaseReady, StartedAt: r.now.Add(-2 * time.Minute), ReadyAt: r.now})
+	r.at("10:22:00")
+	r.stop(w.ID, fleet.GoalStopped)
+	r.said(fleet.ObservedRun{Key: key, Phase: fleet.PhaseStopping})
+	r.at("10:29:00") // it was killed at 10:27, which is learnt now
+	r.gone(key, r.now.Add(-2*time.Minute))
+	const want = 77 * time.Minute
+	leases := r.leases(w.ID)
+	if len(leases) != 1 || leases[0].EndedAt.Sub(leases[0].StartedAt) != want {
+		t.Errorf("leases %+v, want one of %s", leases, want)
+	}
+	for _, by := range []string{usage.ByUser, usage.ByPool, usage.ByWorkspace, usage.ByLease} {
+		if got := r.report(fleet.UsageQuery{By: by}); len(got.Rows) != 1 || got.Rows[0].GPUMs != want.Milliseconds() || got.Total.GPUMs != want.Milliseconds() {
+			t.Errorf("by %s: %+v, want %s", by, got, want)
+		}
+	}
+	r.checked()
+}
+
 func TestWaitingIsOneIntervalOverRestarts_ACCT07(t *testing.T) {
 	path := t.TempDir() + "/state/carrel.db"
 	options := func(o *sqlite.Options) { o.Path = path }
