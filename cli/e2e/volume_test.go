@@ -84,9 +84,8 @@ func (p *person) sshFails(args ...string) {
 	}
 }
 
-// TestHomeOutlivesImagesAndFailures holds what survives: the home, through another image and a start that failed; nothing else (CONT-11,
-// CONT-16).
-func TestHomeOutlivesImagesAndFailures(t *testing.T) {
+// TestHomeOutlivesImages holds what survives another image: the home, and nothing else (CONT-11, CONT-16).
+func TestHomeOutlivesImages(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, true)
 	ana := l.admin
@@ -107,7 +106,7 @@ func TestHomeOutlivesImagesAndFailures(t *testing.T) {
 		t.Errorf("it does not run the other image: %q", got)
 	}
 
-	// A start that fails: the memory is too little for the first process to get up.
+	// An image that nobody has is refused before anything is touched.
 	ana.ok("stop", "demo", "-q")
 	out, stderr, code := ana.run(nil, "update", "demo", "--image", "carrel/nosuch:local")
 	if code == 0 || !strings.Contains(stderr, "carrel/nosuch:local") {
@@ -157,7 +156,8 @@ dpkg-deb --root-owner-group -b p tool.deb >/dev/null; cp tool.deb /tmp; sudo -n 
 	}
 }
 
-// TestDeclaredMounts holds that of the host a workspace gets what an admin declared, and as it was declared (CONT-10, T-2).
+// TestDeclaredMounts holds that of the host a workspace gets what an admin declared and the host's owner allows, as it was declared, and
+// that a start which fails for it keeps the home.
 func TestDeclaredMounts(t *testing.T) {
 	t.Parallel()
 	shared := t.TempDir()
@@ -170,7 +170,9 @@ func TestDeclaredMounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	settings := filepath.Join(t.TempDir(), "gateway.yaml")
-	text := "mounts:\n  - name: datasets\n    path: " + shared + "\n    read_only: true\n    public: true\n"
+	text := "mounts:\n  - name: datasets\n    path: " + shared + "\n    read_only: true\n    public: true\n" +
+		"  - name: secret\n    path: " + t.TempDir() + "\n    read_only: true\n    public: true\n" +
+		"  - name: etc\n    path: /etc\n    read_only: true\n    public: true\n"
 	if err := os.WriteFile(settings, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -188,6 +190,22 @@ func TestDeclaredMounts(t *testing.T) {
 		if out, stderr, code := ana.ssh(nil, "demo.carrel", sudo+"touch /datasets/mine"); code == 0 || !strings.Contains(stderr, "Read-only") {
 			t.Errorf("writing to it with %q: exit %d\n%s%s", sudo, code, out, stderr)
 		}
+	}
+
+	// The gateway declares it, the host's own policy file does not allow it.
+	ana.sshOK("demo.carrel", "echo keep > keep.txt")
+	ana.ok("update", "demo", "--volume", "secret:/secret:ro")
+	ana.fails([]string{"demo is failed", "host policy file"}, "restart", "demo")
+	w := ana.show("demo")
+	if last := lastLease(t, w); w.State != "failed" || last.EndedAt.IsZero() || last.ReleasedAt.IsZero() || newEngine(t).exists(containerName(w)) {
+		t.Errorf("after a start that failed it is %s with %+v; want failed, nothing held and no container", w.State, last)
+	}
+	ana.ok("update", "demo", "--unset-volume", "secret")
+	ana.fails([]string{"is failed", "the host's own"}, "up", "w", "--volume", "etc:/host:ro")
+	ana.ok("rm", "w", "--yes")
+	ana.ok("start", "demo", "-q")
+	if got := ana.sshOK("demo.carrel", "cat keep.txt; ls /secret 2>/dev/null; true"); got != "keep\n" {
+		t.Errorf("after a start that failed the home holds %q", got)
 	}
 	ana.fails([]string{"/etc"}, "up", "w", "--volume", "/etc:/host", "-q")
 	ana.fails([]string{"data", "/etc"}, "up", "w", "--volume", "data:/etc", "-q")
