@@ -99,7 +99,7 @@ func TestREL_21_ALostLinkEndsNothing(t *testing.T) {
 		}
 		w.down(h1)
 		lost := w.clock.Now()
-		time.Sleep(time.Hour)
+		pass(time.Hour)
 		synctest.Wait()
 		w.is(id, fleet.StateRunning)
 		if since := w.lc.UnreachableSince(h1.id); since.IsZero() || since.After(lost) {
@@ -145,13 +145,13 @@ func TestR_10_OrdersWaitForTheHost(t *testing.T) {
 		if _, err := w.lc.Stop(ctx, id, "ana", 0); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(10 * time.Minute)
+		pass(10 * time.Minute)
 		w.is(id, fleet.StateStopping)
 		if leases := w.leases(id); !leases[0].ReleasedAt.IsZero() {
 			t.Errorf("released without a word of the host: %+v", leases[0])
 		}
 		w.up(w.host(0))
-		time.Sleep(4 * time.Second)
+		pass(4 * time.Second)
 		w.is(id, fleet.StateStopped)
 		w.is(other, fleet.StateRunning)
 	})
@@ -171,7 +171,7 @@ func TestREL_02_EndsWhileTheGatewayWasAway(t *testing.T) {
 		for i, r := range []fleet.Reason{{Code: "exited", ExitCode: exit(137)}, {Code: "exited", ExitCode: exit(3)}, {Code: "removed_outside"}} {
 			w.host(0).end(fleet.RunKey{Workspace: ids[i], Epoch: 1}, r)
 		}
-		time.Sleep(40 * time.Minute)
+		pass(40 * time.Minute)
 		w.newClock(time.Now())
 		w.start()
 		w.up(w.host(0))
@@ -224,7 +224,7 @@ func TestACCT_13_ReplaysAndLateReports(t *testing.T) {
 		for _, seq := range []int64{1, 2, h.AfterSeq, 1000} {
 			replay(ready, seq, h.Session)   // a report from before the stop
 			replay(ready, seq, h.Session-1) // and one of an earlier session
-			time.Sleep(time.Minute)
+			pass(time.Minute)
 			replay(gone, seq+1000, h.Session) // a second end
 		}
 		second := gone
@@ -247,7 +247,7 @@ func TestR_18_TheWallClockSetBack(t *testing.T) {
 	inWorld(t, []int{1}, func(w *world) {
 		id := w.create(w.ana, "w1", 1)
 		w.settle()
-		time.Sleep(10 * time.Minute)
+		pass(10 * time.Minute)
 		last := w.clock.Now()
 		w.crash()
 		w.newClock(time.Now().Add(-time.Hour))
@@ -289,7 +289,7 @@ func TestREL_14_AHangingHostHoldsNobodyUp(t *testing.T) {
 		w.settle()
 		h1 := w.host(0)
 		h1.set(func(a *agent) { a.hung = true })
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		synctest.Wait()
 		if since := w.lc.UnreachableSince(h1.id); since.IsZero() {
 			t.Error("a host that says nothing counts as connected")
@@ -298,7 +298,7 @@ func TestREL_14_AHangingHostHoldsNobodyUp(t *testing.T) {
 		w.settle()
 		w.is(id, fleet.StateRunning)
 		h1.set(func(a *agent) { a.hung = false })
-		time.Sleep(20 * time.Second)
+		pass(20 * time.Second)
 		synctest.Wait()
 		if since := w.lc.UnreachableSince(h1.id); !since.IsZero() {
 			t.Errorf("it answers, and counts as unreachable since %v", since)
@@ -366,7 +366,7 @@ func TestREL_17_NothingIsAcknowledgedBeforeTheCommit(t *testing.T) {
 		w.settle()
 		full.set(true)
 		w.host(0).end(fleet.RunKey{Workspace: id, Epoch: 1}, fleet.Reason{Code: "exited"})
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		w.is(id, fleet.StateRunning)
 		a := w.host(0)
 		a.mu.Lock()
@@ -376,7 +376,7 @@ func TestREL_17_NothingIsAcknowledgedBeforeTheCommit(t *testing.T) {
 			t.Errorf("acknowledged %d of %d, which could not be committed", acked, seq)
 		}
 		full.set(false)
-		time.Sleep(15 * time.Second)
+		pass(15 * time.Second)
 		w.is(id, fleet.StateFailed)
 	})
 }
@@ -398,7 +398,7 @@ func TestFenceFreesDevicesOnlyOfASilentHost(t *testing.T) {
 			t.Errorf("still %s", ws.State)
 		}
 		w.up(h) // it was not burnt: its container must go before the host takes work
-		time.Sleep(15 * time.Second)
+		pass(15 * time.Second)
 		synctest.Wait()
 		if live := h.live(); len(live) != 0 {
 			t.Errorf("containers %v", live)
@@ -407,7 +407,7 @@ func TestFenceFreesDevicesOnlyOfASilentHost(t *testing.T) {
 			t.Errorf("REL-19: came back as %s", ws.State)
 		}
 		again := w.create(w.bo, "w2", 1)
-		time.Sleep(15 * time.Second)
+		pass(15 * time.Second)
 		w.is(again, fleet.StateRunning)
 	})
 }

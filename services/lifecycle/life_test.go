@@ -37,7 +37,7 @@ func TestAFifthWorkspaceStartsWhenAnotherStops(t *testing.T) {
 		if _, err := w.lc.Stop(ctx, ids[1], "ana", 0); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(2 * time.Second) // half a second of it is the container's own end
+		pass(2 * time.Second) // half a second of it is the container's own end
 		w.is(ids[1], fleet.StateStopped)
 		w.is(fifth, fleet.StateRunning)
 		if _, ok := w.lc.QueuePlace(fifth); ok {
@@ -55,7 +55,7 @@ func TestSCHED_07_StopAtEveryMoment(t *testing.T) {
 			inWorld(t, []int{1}, func(w *world) {
 				w.host(0).set(func(a *agent) { a.pullTime = time.Second })
 				id := w.create(w.ana, "w1", 1)
-				time.Sleep(after)
+				pass(after)
 				if _, err := w.lc.Stop(ctx, id, "ana", 0); err != nil {
 					t.Fatal(err)
 				}
@@ -69,7 +69,7 @@ func TestSCHED_07_StopAtEveryMoment(t *testing.T) {
 				if _, err := w.lc.Start(ctx, lifecycle.StartOrder{Workspace: id}); err != nil {
 					t.Fatal(err)
 				}
-				time.Sleep(4 * time.Second)
+				pass(4 * time.Second)
 				w.is(id, fleet.StateRunning)
 			})
 		})
@@ -84,7 +84,7 @@ func TestPullProgressIsShownAndDropped(t *testing.T) {
 		if p, ok := w.lc.Pull(id); !ok || p != (fleet.Pull{Done: 10, Total: 100}) {
 			t.Errorf("pull %+v, %v", p, ok)
 		}
-		time.Sleep(5 * time.Second)
+		pass(5 * time.Second)
 		w.is(id, fleet.StateRunning)
 		if _, ok := w.lc.Pull(id); ok {
 			t.Error("pull progress is still remembered")
@@ -129,7 +129,7 @@ func TestACCT_18_DeleteInEachState(t *testing.T) {
 				if _, err := w.lc.Delete(ctx, id, "ana", false); err != nil {
 					t.Fatal(err)
 				}
-				time.Sleep(5 * time.Second)
+				pass(5 * time.Second)
 				w.is(id, fleet.StateDeleted)
 				if _, err := w.lc.Delete(ctx, id, "ana", false); err != nil {
 					t.Errorf("again: %v", err)
