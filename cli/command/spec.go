@@ -106,27 +106,20 @@ func (f specFlags) withDefaults(up config.Up) specFlags {
 
 var modelPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._+-]{0,62}$`)
 
+const gpuForm = "use COUNT, MODEL, MODEL:COUNT, MODEL|MODEL:COUNT or none, such as 2, 4090, A100-80GB:2"
+
 // parseGPU reads `[MODEL[|MODEL]:]COUNT`, `MODEL`, `0` or `none`. Digits alone are a count up to 1,024 and a model such
 // as 4090 above.
 func parseGPU(s string) (*carrelv1.GpuRequest, error) {
-	const form = "use COUNT, MODEL, MODEL:COUNT, MODEL|MODEL:COUNT or none, such as 2, 4090, A100-80GB:2"
 	if s == "none" {
 		return &carrelv1.GpuRequest{}, nil
 	}
-	models, count, hasCount := s, "", false
-	if i := strings.LastIndexByte(s, ':'); i >= 0 {
-		models, count, hasCount = s[:i], s[i+1:], true
-	}
-	if !hasCount {
-		if n, err := strconv.Atoi(s); err == nil && (n <= maxGPUs || n > 9999) {
-			models, count, hasCount = "", s, true
-		}
-	}
+	models, count, hasCount := splitGPU(s)
 	g := &carrelv1.GpuRequest{Count: 1}
 	if hasCount {
 		n, err := strconv.Atoi(count)
 		if err != nil {
-			return nil, fmt.Errorf("--gpu %q: %s", s, form)
+			return nil, fmt.Errorf("--gpu %q: %s", s, gpuForm)
 		}
 		if n < 0 || n > maxGPUs {
 			return nil, fmt.Errorf("--gpu %q: the number of GPUs is 0 to %d", s, maxGPUs)
@@ -134,18 +127,29 @@ func parseGPU(s string) (*carrelv1.GpuRequest, error) {
 		g.Count = int32(n)
 	}
 	if models == "" && !hasCount || hasCount && strings.HasPrefix(s, ":") {
-		return nil, fmt.Errorf("--gpu %q: %s", s, form)
+		return nil, fmt.Errorf("--gpu %q: %s", s, gpuForm)
 	}
 	if models == "" {
 		return g, nil
 	}
 	for m := range strings.SplitSeq(models, "|") {
 		if !modelPattern.MatchString(m) {
-			return nil, fmt.Errorf("--gpu %q: %q is not a model; `carrel gpus` shows them; %s", s, m, form)
+			return nil, fmt.Errorf("--gpu %q: %q is not a model; `carrel gpus` shows them; %s", s, m, gpuForm)
 		}
 		g.Models = append(g.Models, m)
 	}
 	return g, nil
+}
+
+// splitGPU tells models and count apart.
+func splitGPU(s string) (models, count string, hasCount bool) {
+	if i := strings.LastIndexByte(s, ':'); i >= 0 {
+		return s[:i], s[i+1:], true
+	}
+	if n, err := strconv.Atoi(s); err == nil && (n <= maxGPUs || n > 9999) {
+		return "", s, true
+	}
+	return s, "", false
 }
 
 func parseCPUs(s string) (int64, error) {

@@ -65,12 +65,7 @@ func (a *app) sshConfig(ctx context.Context, o sshConfigOptions) error {
 		return failf(exitSignIn, "%v", errNoSSHWithoutLogin)
 	}
 	if o.print {
-		_, content, _, err := a.renderSSH()
-		if err != nil {
-			return err
-		}
-		_, err = a.sys.Out.Write(content)
-		return err
+		return a.printSSH()
 	}
 	if o.given || o.clear {
 		if err := a.saveSSHOptions(ctx, api.dep, lines); err != nil {
@@ -80,6 +75,21 @@ func (a *app) sshConfig(ctx context.Context, o sshConfigOptions) error {
 	if err := a.installSSH(ctx, api.dep); err != nil {
 		return err
 	}
+	return a.listSSH()
+}
+
+// printSSH prints what the managed file would hold.
+func (a *app) printSSH() error {
+	_, content, _, err := a.renderSSH()
+	if err != nil {
+		return err
+	}
+	_, err = a.sys.Out.Write(content)
+	return err
+}
+
+// listSSH prints the names that ssh knows now.
+func (a *app) listSSH() error {
 	entries, _, _, err := a.renderSSH()
 	if err != nil {
 		return err

@@ -71,7 +71,7 @@ so far. Dates are in the zone of --tz (this machine's without it); the end is no
 		},
 	}
 	a.listFlags(cmd, &o.listFlags)
-	o.window.register(cmd)
+	o.register(cmd)
 	fl := cmd.Flags()
 	fl.StringVar(&o.by, "by", "user", "`user`, project, pool, model, workspace, day or lease")
 	fl.StringVar(&o.user, "user", "", "only this user's")

@@ -156,6 +156,7 @@ func (a *app) explain(w *carrelv1.Workspace) error {
 		text += fmt.Sprintf("; `carrel logs %s` has all of it, `carrel up %s` tries again", w.GetName(), w.GetName())
 	case carrelv1.WorkspaceState_WORKSPACE_STATE_STOPPED:
 		text += fmt.Sprintf("; `carrel start %s` starts it again", w.GetName())
+	default: // no order brings it back, or it needs none
 	}
 	return failf(exitFailure, "%s", text)
 }

@@ -153,7 +153,7 @@ func TestUpGoesOnAfterTheGatewayWasAway(t *testing.T) {
 	done := make(chan result)
 	go func() { done <- m.run("up", "fraud") }()
 	waitFor(t, "created", func() bool { return g.Workspace("ana", "fraud") != nil })
-	time.Sleep(50 * time.Millisecond) // most often within the watch; the outcome is the same otherwise
+	time.Sleep(50 * time.Millisecond) //nolint:forbidigo // most often within the watch; the outcome is the same otherwise
 	g.Server.CloseClientConnections()
 	g.Change("ana", "fraud", fakegateway.Run)
 	select {

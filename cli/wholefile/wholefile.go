@@ -56,34 +56,53 @@ func Edit(path string, change func(old []byte) ([]byte, error)) (changed bool, e
 	if err != nil {
 		return false, err
 	}
-	mode := fs.FileMode(0o600)
-	before, err := os.Stat(target)
+	before, err := look(target)
+	if err != nil {
+		return false, err
+	}
+	content, err := change(before.content)
+	if err != nil || bytes.Equal(before.content, content) { // none and empty are equal
+		return false, err
+	}
+	if err := before.allows(target); err != nil {
+		return false, err
+	}
+	return true, replace(target, content, before.mode)
+}
+
+// found is a file as it was.
+type found struct {
+	there   bool
+	mode    fs.FileMode
+	content []byte
+}
+
+func look(path string) (found, error) {
+	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		return found{mode: 0o600}, nil
 	case err != nil:
-		return false, err
-	case !before.Mode().IsRegular():
-		return false, fmt.Errorf("%s is not a regular file", target)
-	default:
-		mode = before.Mode().Perm()
+		return found{}, err
+	case !info.Mode().IsRegular():
+		return found{}, fmt.Errorf("%s is not a regular file", path)
 	}
-	var old []byte
-	if before != nil {
-		if old, err = os.ReadFile(target); err != nil {
-			return false, err
-		}
+	content, err := os.ReadFile(path)
+	return found{there: true, mode: info.Mode().Perm(), content: content}, err
+}
+
+// allows reports why a file must not be replaced, nil where it may.
+func (f *found) allows(path string) error {
+	if !f.there {
+		return nil
 	}
-	content, err := change(old)
-	if err != nil || (before != nil && bytes.Equal(old, content)) || (before == nil && len(content) == 0) {
-		return false, err
+	if f.mode&0o200 == 0 {
+		return fmt.Errorf("%s %w", path, ErrReadOnly)
 	}
-	if before != nil && mode&0o200 == 0 {
-		return false, fmt.Errorf("%s %w", target, ErrReadOnly)
+	if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, f.content) {
+		return fmt.Errorf("%s was changed by another program in between; try again", path)
 	}
-	if now, err := os.ReadFile(target); before != nil && (err != nil || !bytes.Equal(now, old)) {
-		return false, fmt.Errorf("%s was changed by another program in between; try again", target)
-	}
-	return true, replace(target, content, mode)
+	return nil
 }
 
 // Resolve follows symbolic links at path to the file that they lead to, which need not exist.

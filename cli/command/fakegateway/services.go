@@ -70,24 +70,24 @@ func (s *authService) AddDeviceKey(ctx context.Context, req *connect.Request[car
 	}
 	s.g.mu.Lock()
 	defer s.g.mu.Unlock()
-	print := ssh.FingerprintSHA256(key)
-	if old := s.g.keys[print]; old != nil {
+	fingerprint := ssh.FingerprintSHA256(key)
+	if old := s.g.keys[fingerprint]; old != nil {
 		if old.GetUser() != userOf(ctx) {
 			return nil, connect.NewError(connect.CodeAlreadyExists, errText("this key is another user's"))
 		}
 		return connect.NewResponse(&carrelv1.AddDeviceKeyResponse{Key: old}), nil
 	}
-	k := &carrelv1.DeviceKey{Id: random()[:8], User: userOf(ctx), PublicKey: req.Msg.GetPublicKey(), Fingerprint: print, Label: req.Msg.GetLabel(), CreatedAt: timestamppb.Now()}
-	s.g.keys[print] = k
+	k := &carrelv1.DeviceKey{Id: random()[:8], User: userOf(ctx), PublicKey: req.Msg.GetPublicKey(), Fingerprint: fingerprint, Label: req.Msg.GetLabel(), CreatedAt: timestamppb.Now()}
+	s.g.keys[fingerprint] = k
 	return connect.NewResponse(&carrelv1.AddDeviceKeyResponse{Key: k}), nil
 }
 
 func (s *authService) RevokeDeviceKey(ctx context.Context, req *connect.Request[carrelv1.RevokeDeviceKeyRequest]) (*connect.Response[carrelv1.RevokeDeviceKeyResponse], error) {
 	s.g.mu.Lock()
 	defer s.g.mu.Unlock()
-	for print, k := range s.g.keys {
-		if k.GetUser() == userOf(ctx) && (print == req.Msg.GetId() || k.GetId() == req.Msg.GetId()) {
-			delete(s.g.keys, print)
+	for fingerprint, k := range s.g.keys {
+		if k.GetUser() == userOf(ctx) && (fingerprint == req.Msg.GetId() || k.GetId() == req.Msg.GetId()) {
+			delete(s.g.keys, fingerprint)
 			return connect.NewResponse(&carrelv1.RevokeDeviceKeyResponse{}), nil
 		}
 	}
