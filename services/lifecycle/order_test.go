@@ -170,7 +170,7 @@ func TestAQueuedRunThatCanNeverStartFails(t *testing.T) {
 		w.is(lacks, fleet.StateQueued)
 		w.up(a)
 		w.settle()
-		time.Sleep(6 * time.Second) // a tick of the loop
+		pass(6 * time.Second) // a tick of the loop
 		ws := w.is(lacks, fleet.StateFailed)
 		if want := "pool default has no GPU of model H100; it has 4090 (4)"; ws.Reason.Code != lifecycle.ReasonCannotStart || !strings.Contains(ws.Reason.Message, want) {
 			t.Errorf("reason %+v", ws.Reason)
@@ -201,7 +201,7 @@ func TestAQueuedRunThatCanNeverStartFails(t *testing.T) {
 		big := w.create(w.ana, "big", 2)
 		w.settle()
 		w.down(a)
-		time.Sleep(6 * time.Second)
+		pass(6 * time.Second)
 		w.is(holder, fleet.StateRunning)
 		w.is(big, fleet.StateQueued)
 		if wait, _ := w.lc.QueuePlace(big); !strings.Contains(wait.Why, "host h3 does not answer") {
