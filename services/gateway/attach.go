@@ -59,6 +59,7 @@ func (d *userDoor) attach(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	who := tunnel.Who{User: string(grant.User), Token: grant.Token, Workspace: string(grant.Run.Workspace), Host: string(grant.Host), Kind: grant.Kind}
+	//nolint:contextcheck // the stream outlives the request; Shutdown and the live set end it
 	err = d.tunnel.Go(userSide, hostSide, who, func(s stream.Stats, err error) {
 		d.log.Debug("stream ended", "workspace", grant.Run.Workspace, "up", s.AToB, "down", s.BToA, "cause", err)
 	})

@@ -89,6 +89,7 @@ func (d *hostDoor) link(w http.ResponseWriter, r *http.Request) {
 	defer d.leave(host.ID, session)
 	w.Header().Set(headerStreamToken, token.Text)
 	d.log.Info("host connected", "host", host.Name, "session", session, "from", r.RemoteAddr)
+	//nolint:contextcheck // the link outlives the request's context, which ends with the takeover of its connection
 	err = d.tunnel.ServeLink(w, r, string(host.ID), session)
 	d.log.Info("host disconnected", "host", host.Name, "session", session, "cause", err)
 }

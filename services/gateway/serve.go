@@ -121,7 +121,9 @@ func serveMetrics(ctx context.Context, address string, handler http.Handler) err
 		return fmt.Errorf("metrics listener: %w", err)
 	case <-ctx.Done():
 		err := server.Close()
-		<-done
+		if end := <-done; !errors.Is(end, http.ErrServerClosed) {
+			err = errors.Join(err, end)
+		}
 		return err
 	}
 }
