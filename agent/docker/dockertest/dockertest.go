@@ -21,10 +21,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hook stands in for nvidia-container-runtime-hook: it writes down which devices each container that asks for any is to see.
+// hook stands in for nvidia-container-runtime-hook: it writes down which devices each container that asks for any is to
+// see; where the environment names them twice (20.10 adds to it) and alike, once.
 const hook = `#!/bin/sh
 bundle=$(sed -n 's/.*"bundle":"\([^"]*\)".*/\1/p')
-sed 's/"/\n/g' "$bundle/config.json" | grep '^NVIDIA_VISIBLE_DEVICES=' >> SEEN
+sed 's/"/\n/g' "$bundle/config.json" | grep '^NVIDIA_VISIBLE_DEVICES=' | uniq >> SEEN
 `
 
 // limits of a test: how long the engine may take to answer after its start, and to end.
@@ -44,7 +45,7 @@ type Engine struct {
 	dir    string
 	netns  string
 	daemon *exec.Cmd
-	done   chan error
+	done   chan struct{} // closed when the daemon has ended
 }
 
 // Start runs an engine with the given content of daemon.json, "{}" for none of it, and waits until it answers.
@@ -89,14 +90,17 @@ func (e *Engine) Begin() {
 	e.daemon = exec.CommandContext(context.Background(), "nsenter", "--net=/run/netns/"+e.netns, "dockerd", "--data-root", e.dir+"/data", "--exec-root", e.dir+"/exec",
 		"-H", e.Host, "--pidfile", e.dir+"/pid", "--config-file", e.dir+"/c.json")
 	e.daemon.Env = append(os.Environ(), "PATH="+e.dir+"/bin:"+os.Getenv("PATH")+":/usr/sbin:/sbin")
-	e.done = make(chan error, 1)
+	e.done = make(chan struct{})
 	var output bytes.Buffer
 	e.daemon.Stdout, e.daemon.Stderr = &output, &output
 	if err := e.daemon.Start(); err != nil {
 		e.t.Fatal(err)
 	}
 	daemon, done := e.daemon, e.done
-	go func() { done <- daemon.Wait() }()
+	go func() {
+		defer close(done)
+		_ = daemon.Wait() // mostly a test's own signal
+	}()
 	deadline := time.Now().Add(startLimit)
 	for {
 		_, err := e.API.Ping(context.Background())
@@ -104,8 +108,7 @@ func (e *Engine) Begin() {
 			return
 		}
 		select {
-		case end := <-done:
-			done <- end // for End
+		case <-done:
 			e.t.Fatalf("the engine ended: %s", output.String())
 		case <-time.After(50 * time.Millisecond):
 		}
