@@ -167,7 +167,10 @@ func (c *Client) sweepProbes(ctx context.Context) error {
 	}
 	var errs []error
 	for _, l := range list {
-		errs = append(errs, c.Remove(ctx, l.ID))
+		// A conflict: another agent on this engine is just removing it.
+		if err := c.Remove(ctx, l.ID); host.KindOf(err) != host.KindConflict {
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -114,7 +114,7 @@ func (h *Host) gather(ctx context.Context) Facts {
 	} else if f.DiskFreeMiB = free; free < h.opts.Policy.ReserveDiskMiB {
 		f.Problems = append(f.Problems, fmt.Sprintf("%d MiB of disk are free, fewer than the %d to keep: images that are not here yet cannot be fetched", free, h.opts.Policy.ReserveDiskMiB))
 	}
-	probe, _ := h.probed()
+	probe := h.probed()
 	if probe.Isolation != "" {
 		f.Problems = append(f.Problems, "workspaces are not kept apart on the network: "+probe.Isolation)
 	}
@@ -160,6 +160,7 @@ func (h *Host) gatherGPUs(ctx context.Context, f *Facts, noRuntime string) {
 	if inv.Problem != "" && inv.Source != gpu.SourceNone {
 		f.Problems = append(f.Problems, "GPUs: "+inv.Problem)
 	}
+	h.appeared(inv)
 	if inv.Source != gpu.SourceNVML {
 		noRuntime = ""
 	}

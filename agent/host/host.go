@@ -79,10 +79,9 @@ type Host struct {
 	puller      *puller
 	volumesWake chan struct{}
 	factsWake   chan struct{}
-	applying    sync.Mutex // one set at a time
-
-	probing  sync.Mutex // one try at a time
-	probedAt Moment     // guarded by probing
+	probeWake   chan struct{} // the engine connected
+	probeDevice chan struct{} // a device appeared that the engine was not tried with
+	applying    sync.Mutex    // one set at a time
 
 	mu          sync.Mutex
 	desired     map[Key]*Desired
@@ -105,6 +104,8 @@ type Host struct {
 	infoAt      Moment // zero: never asked
 	probeResult ProbeResult
 	probeDone   bool
+	// probeHadDevice: a try was made with a device, so that probeResult.GPU says something.
+	probeHadDevice bool
 }
 
 // New makes a host of what the journal knows.
@@ -119,7 +120,8 @@ func New(opts Options, parts Parts) (*Host, error) {
 	h := &Host{
 		opts: opts, log: opts.Log, runtime: parts.Runtime, gpus: parts.GPUs, inside: parts.Inside, clock: parts.Clock,
 		journal: parts.Journal, puller: newPuller(parts.Runtime, opts.Times.Stall),
-		volumesWake: make(chan struct{}, 1), factsWake: make(chan struct{}, 1), factsMoved: make(chan struct{}),
+		volumesWake: make(chan struct{}, 1), factsWake: make(chan struct{}, 1),
+		probeWake: make(chan struct{}, 1), probeDevice: make(chan struct{}, 1), factsMoved: make(chan struct{}),
 		desired: map[Key]*Desired{}, versions: map[Key]int64{}, volumesGone: map[string]bool{}, workers: map[Key]*worker{},
 		heldDevices: map[string]Key{}, heldVolumes: map[string]Key{}, strangers: map[string]Unmanaged{},
 	}
@@ -151,7 +153,7 @@ func (h *Host) Run(ctx context.Context) error {
 	}
 	h.running = ctx
 	h.syncWorkers()
-	for _, loop := range []func(context.Context){h.eventLoop, h.listLoop, h.heartbeatLoop, h.volumeLoop, h.factsLoop} {
+	for _, loop := range []func(context.Context){h.eventLoop, h.listLoop, h.heartbeatLoop, h.volumeLoop, h.factsLoop, h.probeLoop} {
 		h.wg.Go(func() { loop(ctx) })
 	}
 	h.mu.Unlock()

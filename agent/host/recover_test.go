@@ -416,6 +416,61 @@ func TestDeviceStillHeld(t *testing.T) {
 	})
 }
 
+// GPU-03: a run ends although its device is lost; what was last seen on the device does not hold it.
+func TestGPU03LostDeviceHoldsNothing(t *testing.T) {
+	const id = "GPU-11111111-2222-3333-4444-555555555555"
+	bubble(t, func(t *testing.T, r *rig) {
+		d := run("w1", 1)
+		d.Devices = []host.Grant{{ID: id}}
+		r.gpus.set(func() {
+			r.gpus.inventory = gpu.Inventory{Source: gpu.SourceNVML, Devices: []gpu.Device{{UUID: id, Kind: gpu.KindGPU, Health: gpu.Health{State: gpu.Healthy}}}}
+		})
+		r.apply(d)
+		r.ready(d.Key)
+		r.gpus.set(func() {
+			r.gpus.inventory.Devices[0].Health = gpu.Health{State: gpu.Lost, Reason: "GPU_IS_LOST"}
+			r.gpus.samples = []gpu.Sample{{UUID: id, ProcessesState: gpu.Stale, Processes: []gpu.Process{{PID: 5, Type: gpu.Compute, Workspace: d.Key.String()}}}}
+		})
+		pass(time.Minute)
+		if o := r.of(d.Key); o.Phase != host.PhaseReady {
+			t.Errorf("with a lost device it is %+v", o)
+		}
+		r.apply(gone(d))
+		r.gone(d.Key)
+	})
+}
+
+// GPU-11, GPU-12: whether the engine gives GPUs is found out when the first one appears, also long after the agent's start.
+func TestGPU12DeviceAppears(t *testing.T) {
+	const id = "GPU-11111111-2222-3333-4444-555555555555"
+	bubble(t, func(t *testing.T, r *rig) {
+		r.kill()
+		r.engine.SetProbe(host.ProbeResult{GPU: "could not select device driver"})
+		r.gpus.set(func() { r.gpus.inventory = gpu.Inventory{Source: gpu.SourceNVML, Problem: "no library"} })
+		r.start()
+		for _, wait := range []time.Duration{5 * time.Second, time.Hour} {
+			pass(wait)
+			if f := r.observe(0).facts; len(f.Devices) > 0 || strings.Contains(strings.Join(f.Problems, "\n"), "GPU runtime missing") {
+				t.Errorf("without devices: %+v, %v", f.Devices, f.Problems)
+			}
+		}
+		r.gpus.set(func() {
+			r.gpus.inventory = gpu.Inventory{Source: gpu.SourceNVML, Devices: []gpu.Device{{UUID: id, Kind: gpu.KindGPU, Health: gpu.Health{State: gpu.Healthy}}}}
+		})
+		pass(15 * time.Second)
+		if f := r.observe(0).facts; len(f.Devices) != 1 || f.Devices[0].State != "no_runtime" {
+			t.Errorf("%+v, %v", f.Devices, f.Problems)
+		}
+		// Somebody installs it, and restarts the engine at once.
+		r.engine.SetProbe(host.ProbeResult{})
+		r.engine.LoseEvents()
+		pass(2 * time.Minute)
+		if f := r.observe(0).facts; len(f.Devices) != 1 || f.Devices[0].State != "ok" {
+			t.Errorf("%+v, %v", f.Devices, f.Problems)
+		}
+	})
+}
+
 // GPU-11: an engine that gives no GPUs is told with the facts, and a run is not started with fewer devices than granted.
 func TestGPU11RuntimeMissing(t *testing.T) {
 	const id = "GPU-11111111-2222-3333-4444-555555555555"

@@ -78,8 +78,10 @@ func (h *Host) gpuHeld(ctx context.Context, k Key, ids map[string]bool) string {
 	for id := range ids {
 		d, listed := inv.Find(id)
 		s, sampled := byID[id]
-		if !sampled && (!listed && inv.Problem == "" || listed && d.Health.State == gpu.Lost) {
-			continue // no longer there: nothing can hold it
+		// What is no longer there holds nothing, and is not given out until it is back and without others' processes. Its last
+		// sample may still be shown, and counts for nothing.
+		if listed && d.Health.State == gpu.Lost || !listed && !sampled && inv.Problem == "" {
+			continue
 		}
 		if why := heldBy(k, id, s); why != "" {
 			return why
@@ -99,45 +101,4 @@ func heldBy(k Key, id string, s gpu.Sample) string {
 		}
 	}
 	return ""
-}
-
-// probeEvery is the least time between two tries: an engine that comes and goes is not tried out each time.
-const probeEvery = time.Minute
-
-// probe tries once per connection to the engine what only a try can tell.
-func (h *Host) probe(ctx context.Context) {
-	h.probing.Lock()
-	defer h.probing.Unlock()
-	if now := h.clock.Now(); h.probedAt.IsZero() || now.Sub(h.probedAt) >= probeEvery {
-		h.probedAt = now
-	} else {
-		return
-	}
-	request := ProbeRequest{InitFile: h.opts.InitFile}
-	if inv, err := h.gpus.Inventory(ctx); err == nil && inv.Source == gpu.SourceNVML {
-		for _, d := range inv.Devices {
-			if d.Health.State == gpu.Healthy && d.Kind != gpu.KindMIGParent {
-				request.Device = d.UUID
-				break
-			}
-		}
-	}
-	result, err := h.runtime.Probe(ctx, request)
-	if err != nil {
-		if ctx.Err() == nil {
-			h.log.Warn("the engine could not be tried out", "error", err)
-		}
-		result.Unavailable = err.Error()
-	}
-	h.mu.Lock()
-	h.probeResult, h.probeDone = result, ctx.Err() == nil
-	h.mu.Unlock()
-	wake(h.factsWake)
-}
-
-// probed returns what the last try showed, and whether there was one.
-func (h *Host) probed() (ProbeResult, bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.probeResult, h.probeDone
 }

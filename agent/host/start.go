@@ -44,12 +44,12 @@ func (w *worker) gpuRuntime(d *Desired) (n next, ok bool) {
 		if g.Simulated {
 			continue
 		}
-		switch result, tried := w.host.probed(); {
+		switch why, tried := w.host.probedGPU(); {
 		case !tried:
 			w.passing(Reason{ReasonHostFault, "this host is still finding out whether its engine gives GPUs to containers"})
 			return next{after: w.host.opts.Times.Wait}, false
-		case result.GPU != "":
-			return w.doom(Reason{ReasonGPURuntime, "GPU runtime missing: " + result.GPU}), false
+		case why != "":
+			return w.doom(Reason{ReasonGPURuntime, "GPU runtime missing: " + why}), false
 		}
 	}
 	return next{}, true

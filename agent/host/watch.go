@@ -23,7 +23,7 @@ func (h *Host) eventLoop(ctx context.Context) {
 		begin := time.Now()
 		err := h.runtime.Events(ctx, since, func() {
 			h.compare(ctx)
-			h.wg.Go(func() { h.probe(ctx) })
+			wake(h.probeWake)
 		}, func(e Event) { h.event(e) })
 		if ctx.Err() != nil {
 			return

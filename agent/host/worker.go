@@ -25,6 +25,7 @@ type worker struct {
 	configured int64  // version that carrel-init confirmed
 	failures   int    // in a row
 	reported   time.Time
+	heldWhy    string // why its devices were still held when last asked
 }
 
 // next says when to step again.
@@ -212,7 +213,10 @@ func (w *worker) release(ctx context.Context, d *Desired) next {
 			if r.Phase != PhaseStopping {
 				h.journal.Change(w.key, func(r *Record) { r.Phase = PhaseStopping })
 			}
-			h.log.Info("a device is still held", "run", w.key.String(), "why", why)
+			if why != w.heldWhy {
+				w.heldWhy = why
+				h.log.Info("a device is still held", "run", w.key.String(), "why", why)
+			}
 			return next{after: h.opts.Times.Wait}
 		}
 	}

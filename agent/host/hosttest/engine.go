@@ -70,7 +70,7 @@ func (e *Engine) Fail(before, after func(call string) error) {
 // OnStart is called after each start, without the engine's lock.
 func (e *Engine) OnStart(f func(name string)) { e.locked(func() { e.onStart = f }) }
 
-// SetProbe sets what Probe answers.
+// SetProbe sets what Probe answers; what it says of GPUs, only to who asks with a device.
 func (e *Engine) SetProbe(r host.ProbeResult) { e.locked(func() { e.probe = r }) }
 
 // SetStubborn makes containers outlive Stop.
@@ -244,8 +244,11 @@ func (e *Engine) Info(ctx context.Context) (info host.EngineInfo, err error) {
 }
 
 // Probe implements [host.Engine].
-func (e *Engine) Probe(ctx context.Context, _ host.ProbeRequest) (r host.ProbeResult, err error) {
+func (e *Engine) Probe(ctx context.Context, p host.ProbeRequest) (r host.ProbeResult, err error) {
 	err = e.act(ctx, "Probe", func() error { r = e.probe; return nil })
+	if p.Device == "" {
+		r.GPU = ""
+	}
 	return r, err
 }
 
