@@ -246,7 +246,7 @@ func openGPUs(ctx context.Context, c config.Config, hostID string, log *slog.Log
 		}
 	}
 	stack := gpu.StackConfig{
-		Now: time.Now, RuleOf: func(id string) gpu.Rule {
+		InventoryTTL: c.GPUInventoryAge, Now: time.Now, RuleOf: func(id string) gpu.Rule {
 			if s.host.Excluded(id) {
 				return gpu.RuleExclude
 			}

@@ -21,6 +21,7 @@ type Config struct {
 	GPUs                                string
 	NVMLLibrary                         string
 	NVMLTimeout, GPUProof               time.Duration
+	GPUInventoryAge                     time.Duration
 	DangerousPlainHTTP                  bool
 
 	EngineHost, EngineNetwork           string
@@ -78,7 +79,7 @@ func fill(v *viper.Viper) Config {
 	c := Config{
 		DataDir: v.GetString("data"), Name: v.GetString("name"), InitFile: v.GetString("init_file"), PolicyFile: v.GetString("policy_file"),
 		PolicyNamed: v.GetString("policy_file") != DefaultPolicyFile, GPUs: v.GetString("gpus"),
-		NVMLLibrary: v.GetString("nvml.library"), NVMLTimeout: v.GetDuration("nvml.timeout"), GPUProof: v.GetDuration("gpu.proof"),
+		NVMLLibrary: v.GetString("nvml.library"), NVMLTimeout: v.GetDuration("nvml.timeout"), GPUProof: v.GetDuration("gpu.proof"), GPUInventoryAge: v.GetDuration("gpu.inventory_age"),
 		DangerousPlainHTTP: v.GetBool("dangerous_plain_http"),
 		EngineHost:         v.GetString("engine.host"), EngineNetwork: v.GetString("engine.network"),
 		EngineCallTimeout: v.GetDuration("engine.call_timeout"), EngineSlow: v.GetDuration("engine.slow_timeout"),

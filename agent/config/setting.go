@@ -58,6 +58,7 @@ func settings() []setting {
 		{key: "times.facts", kind: kindDuration, def: 5 * time.Second, doc: "time between two looks at the host", check: positive},
 		{key: "times.ready", kind: kindDuration, def: time.Minute, doc: "wait for carrel-init inside after the start", check: positive},
 		{key: "pull.stall", kind: kindDuration, def: 3 * time.Minute, doc: "longest time without progress in a pull", check: positive},
+		{key: "gpu.inventory_age", kind: kindDuration, def: 10 * time.Second, doc: "how long one look at the devices is good for; samples are always taken anew", check: positive},
 		{key: "gpu.proof", kind: kindDuration, def: gpu.DefaultProof, doc: "how long a device that failed must answer well before it is given out again", check: positive},
 		{key: "link.streams", kind: kindInt, def: 4, doc: "byte-stream connections kept ready", check: atLeast(1)},
 		{key: "link.dial_timeout", kind: kindDuration, def: 5 * time.Second, doc: "wait for the gateway to take a connection", check: positive},
