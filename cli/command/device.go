@@ -122,6 +122,14 @@ func (d deviceView) healthText() string {
 	return d.Health
 }
 
+// fault is what is wrong with a device that somebody holds; empty when nothing is.
+func (d deviceView) fault() string {
+	if d.Health == "ok" || d.Health == "" || d.Health == "no_runtime" {
+		return ""
+	}
+	return d.healthText()
+}
+
 func (d deviceView) color() string {
 	switch {
 	case d.Free:

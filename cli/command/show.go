@@ -84,7 +84,7 @@ func (a *app) pairs(v workspaceView) [][2]string {
 		rows = append(rows, [2]string{"volume", m.text()})
 	}
 	for _, d := range v.Devices {
-		rows = append(rows, [2]string{"gpu", strings.Join([]string{d.Host + "/" + fmt.Sprint(d.Index), d.title(), d.ID, d.memoryText(), d.utilText()}, "  ")})
+		rows = append(rows, [2]string{"gpu", strings.TrimSpace(strings.Join([]string{d.Host + "/" + fmt.Sprint(d.Index), d.title(), d.ID, d.memoryText(), d.utilText(), d.fault()}, "  "))})
 	}
 	if v.Run != nil {
 		rows = append(rows, [][2]string{
