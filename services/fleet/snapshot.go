@@ -43,6 +43,7 @@ type DeviceView struct {
 	Why               string // when it is not leasable
 	Free              bool   // leasable, not leased, not named by an unmanaged container
 	HeldBy            string // owner/name
+	NoShare           bool   // takes no share of its host's CPU and memory: no longer in the inventory, or split into parts that do
 }
 
 // Request is a run that waits for a place.

@@ -351,10 +351,13 @@ func TestSharesCountDevicesThatComeBack(t *testing.T) {
 	if got := placementOf(t, Plan(s, Settings{}, epoch), "n").CPUMillis; got != 2000 {
 		t.Errorf("beside a foreign device the share is %d", got)
 	}
-	gone := fleet.Device{Kind: fleet.KindGPU, Health: fleet.HealthOK}
-	_, h.Devices[3].Why = gone.Leasable()
+	h.Devices[3].Why = "lost: GPU_IS_LOST"
+	if got := placementOf(t, Plan(s, Settings{}, epoch), "n").CPUMillis; got != 2000 {
+		t.Errorf("beside a lost device the share is %d", got)
+	}
+	h.Devices[3].NoShare = true
 	if got := placementOf(t, Plan(s, Settings{}, epoch), "n").CPUMillis; got != 8000/3 {
-		t.Errorf("beside a lost device (%s) the share is %d", h.Devices[3].Why, got)
+		t.Errorf("beside a device that is gone the share is %d", got)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"math/bits"
 	"slices"
-	"strings"
 
 	"github.com/carrel-dev/carrel/services/fleet"
 )
@@ -197,15 +196,12 @@ func (h *host) stock(model string) *stock {
 	return nil
 }
 
-// lost begins the reason of a device that is no longer in its host's inventory (fleet.Device.Leasable).
-const lost = "lost:"
-
-// devices is the number that a host's CPU and memory are shared among: all of its inventory, also those that fail or that somebody else
-// uses now, since a share must still be there when they come back.
+// devices is the number that a host's CPU and memory are shared among: all of its inventory, also those that fail, are lost or that
+// somebody else uses now, since a share must still be there when they come back.
 func (h *host) devices() int64 {
 	n := int64(0)
 	for i := range h.view.Devices {
-		if !strings.HasPrefix(h.view.Devices[i].Why, lost) {
+		if !h.view.Devices[i].NoShare {
 			n++
 		}
 	}
