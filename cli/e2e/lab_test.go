@@ -437,6 +437,11 @@ func (p *person) show(name string) shown {
 func (p *person) waitState(name, state string) shown {
 	p.l.t.Helper()
 	var w shown
+	defer func() {
+		if w.State != state {
+			p.l.t.Logf("%s is %+v", name, w)
+		}
+	}()
 	p.l.eventually(fmt.Sprintf("%s is %s", name, state), func() bool {
 		w = p.show(name)
 		return w.State == state
