@@ -235,8 +235,8 @@ func wrap(err error, act string) error {
 		return fleet.Wrap(err, fleet.KindUnavailable, "the host does not answer now; try again")
 	}
 	k := kind(ce.Code())
-	if k == fleet.KindUnavailable && !connect.IsWireError(ce) {
-		return fleet.Wrap(fmt.Errorf("%s: %w", act, err), k, "the host does not answer now; try again")
+	if (k == fleet.KindUnavailable || k == fleet.KindInternal) && !connect.IsWireError(ce) { // the link, not the agent, says so
+		return fleet.Wrap(fmt.Errorf("%s: %w", act, err), fleet.KindUnavailable, "the host does not answer now; try again")
 	}
 	return fleet.Wrap(fmt.Errorf("%s: %w", act, err), k, "%s", ce.Message())
 }

@@ -243,6 +243,21 @@ func TestErrorsKeepTheirKindAndTheAgentsWords(t *testing.T) {
 	}
 }
 
+// A link that breaks in the middle of a stream is a host that does not answer; how HTTP says so is for the log only.
+func TestALinkThatBreaksWithinAStreamIsUnavailable(t *testing.T) {
+	c := dial(t, &agent{observe: func(_ context.Context, _ *agentv1.ObserveRequest, s *connect.ServerStream[agentv1.ObserveResponse]) error {
+		if err := s.Send(&agentv1.ObserveResponse{Seq: 1}); err != nil {
+			return err
+		}
+		panic(http.ErrAbortHandler)
+	}}, Settings{})
+	seen := 0
+	err := c.Observe(t.Context(), "h1", 0, func(fleet.Observation) error { seen++; return nil })
+	if seen != 1 || !fleet.IsKind(err, fleet.KindUnavailable) || fleet.UserMessage(err) != "the host does not answer now; try again" {
+		t.Errorf("%d batches, then %v: %v", seen, fleet.KindOf(err), err)
+	}
+}
+
 func TestAHostWithoutALinkIsUnavailable(t *testing.T) {
 	c := New(links{}, identities{}, time.Now, Settings{})
 	_, sampleErr := c.Sample(t.Context(), "h1")
