@@ -56,6 +56,7 @@ type copyBench struct {
 	bytes   int64
 	took    map[string]map[string]*transfer // leg, path
 	session map[string][]float64            // path: seconds of `ssh true`
+	done    int                             // whole rounds
 }
 
 // newCopyBench writes the payload into dir, which is best in memory.
@@ -127,6 +128,7 @@ func (c *copyBench) rounds(ctx context.Context, paths []rig.Path, legs []leg, ro
 				}
 			}
 		}
+		c.done++
 		say("round %d of %d", round+1, rounds)
 	}
 	return nil

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -26,7 +25,6 @@ type setup struct {
 	Subject   string        `json:"subject"`
 	Layout    rig.Layout    `json:"layout"`
 	Image     string        `json:"image"`
-	CPUs      string        `json:"cpus"`
 	SizeMiB   int64         `json:"size_mib"`
 	Rounds    int           `json:"rounds"`
 	Trips     int           `json:"trips"`
@@ -56,8 +54,6 @@ func parseFlags(args []string) (setup, error) {
 	f.StringVar(&s.Subject, "subject", "carrel", "carrel, or sshd: a second OpenSSH server in its place, which shows what the measuring itself adds")
 	f.StringVar(&layout, "layout", string(rig.Split), "dev (gateway and agent in one process) or split, for all but standing")
 	f.StringVar(&s.Image, "image", "carrel/test:local", "image of the workspaces, present in the engine")
-	// A host keeps a tenth for itself; a default share per device would limit the workspace, while sshd has no limit.
-	f.StringVar(&s.CPUs, "cpus", fmt.Sprintf("%.1f", 0.9*float64(runtime.NumCPU())), "CPU limit of the workspace that bytes go to and from")
 	f.Int64Var(&s.SizeMiB, "size", 256, "MiB of random bytes for each transfer")
 	f.IntVar(&s.Rounds, "rounds", 5, "rounds; each has subject and peers in turn")
 	f.IntVar(&s.Trips, "trips", 1000, "round trips of a byte in each round and path")

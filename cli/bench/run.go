@@ -167,11 +167,14 @@ func (r *runner) deployment(ctx context.Context, layout rig.Layout) (err error) 
 	if layout != rig.SplitTLS && !r.wantsSSH() {
 		return nil
 	}
-	if _, _, err := c.CLI(ctx, "up", workspaceName, "--image", r.setup.Image, "--gpu", "1", "--cpus", r.setup.CPUs, "-q"); err != nil {
+	if _, _, err := c.CLI(ctx, "up", workspaceName, "--image", r.setup.Image, "--gpu", "1", "-q"); err != nil {
 		return err
 	}
 	box, err := c.Container(ctx, r.engine, workspaceName)
 	if err != nil {
+		return err
+	}
+	if err := r.engine.LiftCPULimit(ctx, box.ID); err != nil {
 		return err
 	}
 	return r.overSSH(ctx, subject{path: c.Path(workspaceName), layout: layout, also: []int{box.PID}, parts: parts(c, box)})
@@ -262,13 +265,15 @@ func (r *runner) copy(ctx context.Context, s subject, peers []rig.Path) (err err
 		}
 		defer func() { err = errors.Join(err, c.clean(context.WithoutCancel(ctx), p)) }()
 	}
-	if err := c.rounds(ctx, paths, legs(), r.setup.Rounds, r.calm, r.say); err != nil {
+	err = c.rounds(ctx, paths, legs(), r.setup.Rounds, r.calm, r.say)
+	if c.done == 0 {
 		return err
 	}
+	// Also where a later round was interrupted: each round stands for itself.
 	for _, p := range paths[1:] {
 		r.report.add(c.rows(legs(), s.layout, s.path.Name, p.Name)...)
 	}
-	return nil
+	return err
 }
 
 func (r *runner) roundtrip(ctx context.Context, s subject, peers []rig.Path) error {

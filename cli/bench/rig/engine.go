@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"runtime"
 	"strings"
 	"time"
 )
@@ -119,6 +120,13 @@ func (e *Engine) CreateStart(ctx context.Context, name, image string) (string, t
 		return created.ID, 0, err
 	}
 	return created.ID, time.Since(began), nil
+}
+
+// LiftCPULimit lets a container use all cores, as the direct sshd does that it is compared with: a workspace's share of a
+// small host is a fraction of a core, and its limit would be what is measured.
+func (e *Engine) LiftCPULimit(ctx context.Context, id string) error {
+	limit := map[string]int64{"NanoCpus": int64(runtime.NumCPU()) * 1e9}
+	return e.call(ctx, http.MethodPost, "/containers/"+id+"/update", limit, nil)
 }
 
 // Remove ends a container and removes it; one that is not there is fine.
