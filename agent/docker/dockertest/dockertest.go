@@ -170,14 +170,27 @@ func (e *Engine) close() {
 	if e.API != nil {
 		_ = e.API.Close()
 	}
-	if err := unix.Unmount(e.dir+"/exec/netns/default", unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-		e.t.Log(err)
-	}
+	e.unmount(filepath.Join(e.dir, "exec/netns/default"))
+	e.unmount(filepath.Join(e.dir, "data")) // stays mounted on itself where the daemon was killed
 	if out, err := exec.CommandContext(context.Background(), "ip", "netns", "del", e.netns).CombinedOutput(); err != nil {
 		e.t.Logf("%s", out)
 	}
 	if err := os.RemoveAll(e.dir); err != nil {
 		e.t.Log(err)
+	}
+}
+
+// unmount takes away all that is mounted at a path.
+func (e *Engine) unmount(path string) {
+	for {
+		err := unix.Unmount(path, unix.MNT_DETACH)
+		if err == nil {
+			continue
+		}
+		if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			e.t.Logf("unmount %s: %v", path, err)
+		}
+		return
 	}
 }
 
