@@ -37,7 +37,7 @@ func Main(ctx context.Context, args []string, sys System) int {
 	out := &watchedWriter{w: sys.Out}
 	sys.Out = out
 	a := &app{sys: sys}
-	root := newRoot(a)
+	root := newRoot(a) //nolint:contextcheck // verbs take the context that ExecuteContext hands to their commands
 	root.SetArgs(args)
 	root.SetIn(sys.In)
 	root.SetOut(sys.Out)

@@ -82,17 +82,8 @@ func (t *tx) stop(w *fleet.Workspace, order *fleet.StopOrder, changes *fleet.Cha
 		}
 		return t.stopQueued(w, order, changes)
 	}
-	if w.State == fleet.StateDeleted {
-		if order.Goal == fleet.GoalDeleted {
-			return nil
-		}
-		return fleet.Errorf(fleet.KindNotFound, "workspace %s was deleted", w.Name)
-	}
-	if w.Goal == fleet.GoalDeleted && order.Goal != fleet.GoalDeleted {
-		if order.Restart {
-			return fleet.Errorf(fleet.KindConflict, "workspace %s is being deleted", w.Name)
-		}
-		return nil
+	if settled, err := settledByDelete(w, order); settled || err != nil {
+		return err
 	}
 	if order.Spec != nil {
 		if err := t.setPending(w, *order.Spec, w.Origins); err != nil {
@@ -113,6 +104,22 @@ func (t *tx) stop(w *fleet.Workspace, order *fleet.StopOrder, changes *fleet.Cha
 		return t.deleteWorkspace(w)
 	}
 	return nil
+}
+
+// settledByDelete reports whether a delete, carried out or under way, leaves an order nothing to do.
+func settledByDelete(w *fleet.Workspace, order *fleet.StopOrder) (bool, error) {
+	switch {
+	case w.State == fleet.StateDeleted && order.Goal != fleet.GoalDeleted:
+		return true, fleet.Errorf(fleet.KindNotFound, "workspace %s was deleted", w.Name)
+	case w.State == fleet.StateDeleted:
+		return true, nil
+	case w.Goal != fleet.GoalDeleted || order.Goal == fleet.GoalDeleted:
+		return false, nil
+	case order.Restart:
+		return true, fleet.Errorf(fleet.KindConflict, "workspace %s is being deleted", w.Name)
+	default:
+		return true, nil
+	}
 }
 
 // stopQueued ends a run that waits. A restart of it is nothing to do.
