@@ -46,9 +46,20 @@ func (d *Device) Leasable() (ok bool, reason string) {
 	case !d.Present:
 		return false, "lost: no longer in the host's inventory"
 	case d.Kind == KindMIGParent:
-		return false, "in MIG mode: only its instances can be leased"
+		return false, "in MIG mode: nothing runs on the whole of it"
 	case d.Health != HealthOK:
 		return false, d.Health + ": " + d.HealthReason
+	}
+	return true, ""
+}
+
+// Offered reports whether the scheduler may give the device out, and if not why. MIG instances can be leased, but are not given out yet.
+func (d *Device) Offered() (ok bool, reason string) {
+	if ok, reason := d.Leasable(); !ok {
+		return ok, reason
+	}
+	if d.Kind == KindMIG {
+		return false, "a MIG instance: shown, but not given out yet"
 	}
 	return true, ""
 }

@@ -69,7 +69,10 @@ func (d *Devices) row(ctx context.Context, row fleet.DeviceRow, actor auth.Actor
 			wire.Workspace = lease.Workspace
 		}
 	}
-	usable, _ := row.Leasable()
+	usable, why := row.Offered()
+	if !usable && wire.GetHealthReason() == "" {
+		wire.HealthReason = why
+	}
 	if since := d.Links.UnreachableSince(row.Host); !since.IsZero() {
 		usable = false
 		wire.Health, wire.HealthReason = "away", "host "+row.HostName+" does not answer since "+since.Format(time.RFC3339)

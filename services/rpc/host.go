@@ -69,7 +69,7 @@ func (h *Hosts) all(ctx context.Context) ([]*carrelv1.Host, error) {
 	}
 	total, free := map[fleet.HostID]int32{}, map[fleet.HostID]int32{}
 	for _, row := range rows {
-		if ok, _ := row.Leasable(); ok {
+		if ok, _ := row.Offered(); ok {
 			total[row.Host]++
 			if row.Free {
 				free[row.Host]++

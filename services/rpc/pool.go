@@ -69,7 +69,7 @@ func (p *Pools) all(ctx context.Context) ([]*carrelv1.Pool, error) {
 func (p *Pools) models(pool string, rows []fleet.DeviceRow) []*carrelv1.ModelCount {
 	counts := map[string]*carrelv1.ModelCount{}
 	for _, row := range rows {
-		ok, _ := row.Leasable()
+		ok, _ := row.Offered()
 		if row.Pool != pool || !ok {
 			continue
 		}

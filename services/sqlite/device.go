@@ -77,7 +77,7 @@ func (t *tx) devices(filter DeviceFilter) ([]DeviceRow, error) {
 		WHERE (?1 = '' OR host.pool = ?1) AND (?2 = '' OR host.id = ?2) ORDER BY host.name, device.ordinal, device.id`, filter.Pool, filter.Host)
 	for i := range rows {
 		r := &rows[i]
-		ok, _ := r.Leasable()
+		ok, _ := r.Offered()
 		_, wholeHeld := held[r.Parent]
 		r.Free = ok && r.Lease == nil && !unmanaged[r.ID] && !partHeld[r.ID] && !wholeHeld
 	}

@@ -167,7 +167,7 @@ func (t *tx) deviceViews(hosts []fleet.Host) (map[fleet.HostID][]fleet.DeviceVie
 		}
 		v := fleet.DeviceView{ID: d.ID, Model: d.Model, MemoryMiB: d.MemoryMiB, ComputeCapability: d.ComputeCapability, HeldBy: held[d.ID]}
 		v.NoShare = !d.Present || d.Kind == fleet.KindMIGParent
-		v.Leasable, v.Why = d.Leasable()
+		v.Leasable, v.Why = d.Offered()
 		v.HeldBy = cmp.Or(v.HeldBy, partHeld[d.ID], held[d.Parent])
 		if name, ok := unmanaged[d.ID]; ok && v.HeldBy == "" {
 			v.Why = fmt.Sprintf("used by container %s, which nobody here asked for", name)

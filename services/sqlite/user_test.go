@@ -217,6 +217,7 @@ func TestJoinTokenLetsOneHostIn(t *testing.T) {
 	}
 	_, err = r.JoinHost(ctx, hash("named"), "h7", make([]byte, 32), "v1", r.now.Add(2*time.Hour))
 	r.kind(err, fleet.KindUnauthenticated)
+	r.ok(r.Seen(ctx, r.h1.ID, r.now.Add(2*time.Hour)))
 	_, err = r.JoinHost(ctx, hash("named"), "h7", make([]byte, 32), "v1", r.now)
 	r.kind(err, fleet.KindUnauthenticated) // time does not go back
 }
