@@ -242,7 +242,7 @@ func (l *Lifecycle) Plan(ctx context.Context, o CreateOrder) (Preview, error) {
 	if err != nil {
 		return Preview{}, err
 	}
-	snapshot, err := l.store.Snapshot(ctx, l.Connected)
+	snapshot, err := l.store.Snapshot(ctx, l.takesOrders)
 	if err != nil {
 		return Preview{}, err
 	}

@@ -425,3 +425,33 @@ func TestWatchersHearOfQueueAndState(t *testing.T) {
 		}
 	})
 }
+
+// A host that has served a newer database takes no orders of a restored one: it is named, nothing is placed there, and it takes work again
+// once the database was recovered.
+func TestAHostThatRefusesOrdersGetsNoWork(t *testing.T) {
+	inWorld(t, []int{1}, func(w *world) {
+		id := w.create(w.ana, "w1", 1)
+		w.settle()
+		w.is(id, fleet.StateRunning)
+		w.host(0).set(func(a *agent) { a.stamp.DatabaseGeneration += 5 })
+		if _, err := w.lc.Stop(ctx, id, "ana", 0); err != nil {
+			t.Fatal(err)
+		}
+		pass(4 * time.Second)
+		if trouble := w.lc.Trouble(w.host(0).id); trouble == "" {
+			t.Error("nobody is told that the host takes no orders")
+		}
+		second := w.create(w.ana, "w2", 1)
+		pass(4 * time.Second)
+		w.is(second, fleet.StateQueued)
+		if wait, ok := w.lc.QueuePlace(second); !ok || !strings.Contains(wait.Why, "takes no orders") {
+			t.Errorf("the queue says %+v", wait)
+		}
+		w.host(0).set(func(a *agent) { a.stamp.DatabaseGeneration -= 5 })
+		pass(30 * time.Second)
+		if trouble := w.lc.Trouble(w.host(0).id); trouble != "" {
+			t.Errorf("still told: %s", trouble)
+		}
+		w.is(second, fleet.StateRunning)
+	})
+}

@@ -25,6 +25,7 @@ type link struct {
 	cancel  context.CancelFunc
 	done    chan struct{} // closed when its loops have ended; nil until they were started
 	gone    bool          // the link is lost
+	refused string        // why the host does not take its desired state; guarded by Lifecycle.mu
 }
 
 // ended reports whether no loop of the link, or of the one before it, runs any more.
@@ -223,11 +224,45 @@ func (l *Lifecycle) applyLoop(ctx context.Context, link *link) {
 			return
 		case err == nil:
 			pause = 0
+			l.refusedBy(link, nil)
 		default:
 			pause = l.backOff(pause)
+			l.refusedBy(link, err)
 			l.log.Warn("desired state not taken by host", "host", link.host, "error", err, "retry_in", pause)
 		}
 	}
+}
+
+// refusedBy notes that a host does not take its desired state although it answers, such as one that has served a newer database; nil
+// when it does.
+func (l *Lifecycle) refusedBy(link *link, err error) {
+	text := ""
+	if fleet.IsKind(err, fleet.KindConflict) {
+		text = fleet.UserMessage(err)
+	}
+	l.mu.Lock()
+	changed := link.refused != text
+	link.refused = text
+	l.mu.Unlock()
+	if changed {
+		l.Replan()
+		l.events.HostChanged(link.host)
+	}
+}
+
+// Trouble says why a host that answers does not take orders of this gateway; empty when it does.
+func (l *Lifecycle) Trouble(host fleet.HostID) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if link := l.links[host]; link != nil {
+		return link.refused
+	}
+	return ""
+}
+
+// takesOrders reports whether a host answers and does what it is told, so that a run may be placed there.
+func (l *Lifecycle) takesOrders(host fleet.HostID) bool {
+	return l.Connected(host) && l.Trouble(host) == ""
 }
 
 func (l *Lifecycle) applyOnce(ctx context.Context, link *link) error {

@@ -82,7 +82,7 @@ func (l *Lifecycle) backOff(pause time.Duration) time.Duration {
 
 // plan is one round: snapshot, plan, commit, dispatch, tell. again reports that placements no longer held when they were committed.
 func (l *Lifecycle) plan(ctx context.Context) (again bool, err error) {
-	snapshot, err := l.store.Snapshot(ctx, l.Connected)
+	snapshot, err := l.store.Snapshot(ctx, l.takesOrders)
 	if err != nil {
 		return false, err
 	}
@@ -132,6 +132,8 @@ func (l *Lifecycle) nameSilence(s fleet.Snapshot) {
 		}
 		if since := l.UnreachableSince(h.ID); !since.IsZero() {
 			h.Why = "does not answer since " + since.UTC().Format("2006-01-02 15:04:05 UTC")
+		} else if l.Trouble(h.ID) != "" {
+			h.Why = "takes no orders of this gateway; `carrel host ls` says why"
 		}
 	}
 }

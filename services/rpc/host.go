@@ -33,6 +33,8 @@ type HostStore interface {
 type Links interface {
 	// UnreachableSince returns since when a host has not answered; zero while it does.
 	UnreachableSince(host fleet.HostID) time.Time
+	// Trouble says why a host that answers does not take orders; empty when it does.
+	Trouble(host fleet.HostID) string
 }
 
 // HostOrders is what an admin can do to a host that touches workspaces.
@@ -80,6 +82,9 @@ func (h *Hosts) all(ctx context.Context) ([]*carrelv1.Host, error) {
 	out := make([]*carrelv1.Host, 0, len(hosts))
 	for _, host := range hosts {
 		wire := hostOnWire(host, h.Links.UnreachableSince(host.ID), admin)
+		if trouble := h.Links.Trouble(host.ID); trouble != "" {
+			wire.Problems = append(wire.Problems, "does not take this gateway's orders: "+trouble)
+		}
 		wire.Gpus, wire.GpusFree = total[host.ID], free[host.ID]
 		out = append(out, wire)
 	}
