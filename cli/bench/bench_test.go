@@ -110,7 +110,7 @@ func TestMeasuringASecondServer(t *testing.T) {
 			t.Errorf("%s, %s: ratio %v", row.Bench, row.What, row.Ratio)
 		}
 	}
-	if seen["copy split"] != 15 || seen["roundtrip"] != 4 || seen["bulk"] != 4 || seen["idle"] != 3 {
+	if seen["copy split"] != 15 || seen["roundtrip"] != 4 || seen["bulk"] != 6 || seen["idle"] != 3 {
 		t.Errorf("rows by bench: %v", seen)
 	}
 	left, err := filepath.Glob(filepath.Join(dir, "carrel-bench-*"))
