@@ -41,6 +41,11 @@ func newRunner(ctx context.Context, s setup) (*runner, error) {
 		}
 	}
 	r.report.Machine, r.report.Setup = rig.ThisMachine(ctx, r.engine), s
+	if s.Subject == "carrel" {
+		if r.report.Machine.Version, err = r.programs.Version(ctx); err != nil {
+			return nil, err
+		}
+	}
 	r.say("%s", r.report.Machine)
 	if r.dir, err = os.MkdirTemp("", "carrel-bench-"); err != nil {
 		return nil, err

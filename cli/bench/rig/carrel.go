@@ -64,6 +64,12 @@ func FindPrograms(dir string) (Programs, error) {
 	return p, nil
 }
 
+// Version returns what carreld says of itself: the commit that it was built from, by `make build`.
+func (p Programs) Version(ctx context.Context) (string, error) {
+	out, _, err := Run{}.Do(ctx, []string{p.Carreld, "version"})
+	return strings.TrimSpace(out), err
+}
+
 // Carrel is a deployment of its own in a directory: gateway, agent and a signed-in CLI.
 type Carrel struct {
 	Gateway, Agent *Process // the same process in the layout Dev

@@ -15,7 +15,8 @@ import (
 // Machine is what the figures were measured on.
 type Machine struct {
 	At      time.Time `json:"at"`
-	Commit  string    `json:"commit"`
+	Version string    `json:"version,omitempty"` // of the programs under test
+	Commit  string    `json:"commit"`            // of the checkout
 	Cores   int       `json:"cores"`
 	CPU     string    `json:"cpu"`
 	AES     bool      `json:"aes"`
@@ -72,6 +73,10 @@ func (m Machine) String() string {
 	if docker == "" {
 		docker = "none"
 	}
-	return fmt.Sprintf("%s, commit %s: %d cores (%s, %s), %s, %s, %s, Docker %s, load %s before the run",
-		m.At.Format("2006-01-02 15:04 UTC"), m.Commit, m.Cores, m.CPU, aes, m.Kernel, m.Go, m.OpenSSH, docker, m.Load)
+	version := "commit " + m.Commit
+	if m.Version != "" {
+		version = "programs " + m.Version
+	}
+	return fmt.Sprintf("%s, %s: %d cores (%s, %s), %s, %s, %s, Docker %s, load %s before the run",
+		m.At.Format("2006-01-02 15:04 UTC"), version, m.Cores, m.CPU, aes, m.Kernel, m.Go, m.OpenSSH, docker, m.Load)
 }

@@ -98,6 +98,9 @@ func run(ctx context.Context, s setup) error {
 		return err
 	}
 	k := &soak{setup: s, engine: engine, random: rand.New(rand.NewPCG(s.seed, 0)), report: newReport(s, rig.ThisMachine(ctx, engine))}
+	if k.report.machine.Version, err = programs.Version(ctx); err != nil {
+		return errors.Join(err, os.RemoveAll(dir))
+	}
 	k.report.say("%s", k.report.machine)
 	if k.carrel, err = rig.StartCarrel(ctx, programs, s.layout, filepath.Join(dir, "carrel")); err != nil {
 		return err // dir stays: the logs are in it

@@ -22,12 +22,14 @@ import (
 type look struct {
 	at         time.Time
 	parts      map[string]rig.Cost
-	goroutines float64 // of the gateway; -1 where there are no metrics
+	goroutines float64 // of the gateway, as the next; -1 where there are no metrics
+	heapMiB    float64 // live and not yet collected objects
 }
 
 func (k *soak) look(ctx context.Context) (look, error) {
 	pause(ctx, settle)
-	l := look{at: time.Now(), parts: map[string]rig.Cost{}, goroutines: goroutines(ctx, k.carrel.MetricsURL)}
+	m := metrics(ctx, k.carrel.MetricsURL, "go_goroutines", "go_memstats_heap_alloc_bytes")
+	l := look{at: time.Now(), parts: map[string]rig.Cost{}, goroutines: m[0], heapMiB: m[1] / (1 << 20)}
 	for name, p := range map[string]*rig.Process{"gateway": k.carrel.Gateway, "agent": k.carrel.Agent} {
 		if name == "agent" && k.carrel.Layout == rig.Dev {
 			continue
@@ -41,29 +43,34 @@ func (k *soak) look(ctx context.Context) (look, error) {
 	return l, nil
 }
 
-// goroutines reads go_goroutines from a Prometheus text.
-func goroutines(ctx context.Context, url string) float64 {
+// metrics reads some values of a Prometheus text; those that are not there are -1.
+func metrics(ctx context.Context, url string, names ...string) []float64 {
+	values := make([]float64, len(names))
+	for i := range values {
+		values[i] = -1
+	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return -1
+		return values
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return -1
+		return values
 	}
 	defer func() { _ = resp.Body.Close() }()
 	text, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return -1
+		return values
 	}
 	for line := range strings.Lines(string(text)) {
-		if value, ok := strings.CutPrefix(line, "go_goroutines "); ok {
-			if n, err := strconv.ParseFloat(strings.TrimSpace(value), 64); err == nil {
-				return n
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if i := slices.Index(names, name); i >= 0 {
+			if n, err := strconv.ParseFloat(value, 64); err == nil {
+				values[i] = n
 			}
 		}
 	}
-	return -1
+	return values
 }
 
 // What may be more after the quiet half than before: pools and caches move a little, a leak grows with each cycle.
@@ -153,8 +160,8 @@ func (r *report) compare(before, after look, cycles int) {
 	if after.goroutines > before.goroutines+moreGoroutines && before.goroutines >= 0 {
 		r.fault("the gateway has %.0f goroutines after %d workspaces, %.0f before: a leak", after.goroutines, cycles, before.goroutines)
 	}
-	r.growth = append(r.growth, "", fmt.Sprintf("%d workspaces in %v; goroutines of the gateway %.0f → %.0f.",
-		cycles, after.at.Sub(before.at).Round(time.Second), before.goroutines, after.goroutines))
+	r.growth = append(r.growth, "", fmt.Sprintf("%d workspaces in %v; the gateway's goroutines %.0f → %.0f, its heap %.1f → %.1f MiB.",
+		cycles, after.at.Sub(before.at).Round(time.Second), before.goroutines, after.goroutines, before.heapMiB, after.heapMiB))
 }
 
 // finish writes the report; faults are an error.
