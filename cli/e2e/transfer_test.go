@@ -104,6 +104,14 @@ func TestFilesArriveWhole(t *testing.T) {
 		t.Errorf("the file that came back differs (%v)", err)
 	}
 
+	readOnly := filepath.Join(dir, "read-only")
+	if err := os.WriteFile(readOnly, []byte("kept as it is\n"), 0o400); err != nil {
+		t.Fatal(err)
+	}
+	if _, errs, code := p.program(nil, "scp", "-F", p.config, readOnly, "w1.carrel:"); code != 0 || strings.Contains(errs, "denied") {
+		t.Errorf("scp of a read-only file: exit %d\n%s", code, errs)
+	}
+
 	rsh := "ssh -F " + p.config
 	run("rsync", "-a", "-e", rsh, tree+"/", "w1.carrel:tree/")
 	remote, errs, code := p.ssh(strings.NewReader(treeHash), "w1.carrel", "bash -s tree")

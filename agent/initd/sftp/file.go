@@ -254,7 +254,17 @@ func (s *Server) fsetstat(id uint32, req *reader) error {
 	if err != nil || req.bad {
 		return err
 	}
-	return s.applied(id, setAttrs("/proc/self/fd/"+strconv.Itoa(h.fd), a, 0))
+	// The size by descriptor: a file that was made read-only may still be cut by who has it open for writing, as scp does.
+	var sizeErr error
+	if a.flags&attrSize != 0 {
+		sizeErr = unix.Ftruncate(h.fd, int64(a.size))
+		a.flags &^= attrSize
+	}
+	err = setAttrs("/proc/self/fd/"+strconv.Itoa(h.fd), a, 0)
+	if sizeErr != nil {
+		err = sizeErr
+	}
+	return s.applied(id, err)
 }
 
 func (s *Server) applied(id uint32, err error) error {
