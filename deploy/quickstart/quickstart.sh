@@ -8,6 +8,7 @@
 #   CARREL_CUDA_IMAGE       with a driver: the image for demo, where its registry answers
 #   CARREL_INSTALL_TOOLKIT  yes: install and configure nvidia-container-toolkit where it is missing
 #   CARREL_READY_TIMEOUT    seconds to wait until the gateway is ready (default 60)
+#   CARREL_STOP_TIMEOUT     seconds that each workspace gets to stop in quickstart-down (default 60)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -18,11 +19,13 @@ state=${CARREL_STATE:-/var/lib/carrel-dev}
 listen=${CARREL_LISTEN:-127.0.0.1:7070}
 cuda_image=${CARREL_CUDA_IMAGE:-nvidia/cuda:12.6.3-runtime-ubuntu24.04}
 ready_timeout=${CARREL_READY_TIMEOUT:-60}
+stop_timeout=${CARREL_STOP_TIMEOUT:-60}
 port=${listen##*:}
 pid_file=$state/carreld.pid
 log=$state/carreld.log
 # Who called sudo is the user who will type `ssh demo.carrel`.
 owner=${SUDO_USER:-$(id -un)}
+ready= # the line that `up` ended with
 started=$SECONDS
 
 fail() { echo "quickstart: $*" >&2; exit 1; }
@@ -41,8 +44,16 @@ as_owner() {
 running() {
   local pid
   pid=$(cat "$pid_file" 2>/dev/null) || return 1
-  [[ $pid =~ ^[0-9]+$ ]] && [[ $(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null) == *carreld*" dev "* ]] && echo "$pid"
+  [[ $pid =~ ^[0-9]+$ && -r /proc/$pid/cmdline ]] && [[ $(tr '\0' ' ' <"/proc/$pid/cmdline") == *carreld*" dev "* ]] && echo "$pid"
 }
+
+# deployment prints the name under which the owner's CLI knows the gateway at $listen; nothing where it does not.
+deployment() {
+  as_owner bin/carrel deployment ls -o csv 2>/dev/null | awk -F , -v url="http://$listen" '$2 == url { print $1 }'
+}
+
+# carrel_here ARG... runs the CLI on that deployment, whichever is its default one.
+carrel_here() { as_owner bin/carrel --deployment "$(deployment)" "$@"; }
 
 check_listen() {
   [[ $listen =~ ^(127\.[0-9.]+|localhost|\[::1\]):[0-9]+$ ]] && ((port > 0 && port < 65536)) ||
@@ -116,7 +127,7 @@ stop_gateway() {
 
 sign_in() {
   # An account at another deployment does not count.
-  if as_owner bin/carrel whoami 2>/dev/null | grep -q ":$port"; then
+  if [[ -n $(deployment) ]] && carrel_here whoami >/dev/null 2>&1; then
     say "signed in"
     return
   fi
@@ -136,15 +147,19 @@ bring_up() {
       say "$cuda_image could not be pulled, so demo uses carrel/base:local (the driver's own tools are put into it all the same)"
     fi
   fi
-  if as_owner bin/carrel show demo >/dev/null 2>&1; then options=(); fi
-  as_owner bin/carrel up demo "${options[@]}"
+  if carrel_here show demo >/dev/null 2>&1; then options=(); fi
+  ready=$(carrel_here up demo "${options[@]}")
+  echo "$ready"
 }
 
 try_ssh() {
-  say "ssh demo.carrel"
+  # `up` ends with the line to type: the alias of this deployment, and -F where another ssh configuration is in use.
+  local command=${ready##*ready: }
+  [[ $command == ssh* ]] || fail "carrel up demo printed no ssh line: $ready"
+  say "$command"
   # shellcheck disable=SC2016 # expanded in the workspace
-  as_owner ssh -o BatchMode=yes demo.carrel 'echo "hello from $CARREL_WORKSPACE: $(uname -sr), $(nproc) cores"; nvidia-smi -L 2>/dev/null || echo "devices: ${CARREL_DEVICES:-none}"' ||
-    fail "ssh demo.carrel failed (above); 'bin/carrel doctor' looks for the cause"
+  as_owner bash -c "ssh -o BatchMode=yes ${command#ssh} \"\$1\"" ssh 'echo "hello from $CARREL_WORKSPACE: $(uname -sr), $(nproc) cores"; nvidia-smi -L 2>/dev/null || echo "devices: ${CARREL_DEVICES:-none}"' ||
+    fail "$command failed (above); 'bin/carrel doctor' looks for the cause"
 }
 
 next_steps() {
@@ -152,7 +167,8 @@ next_steps() {
 
 Done in $((SECONDS - started)) s. Try next (put $root/bin on your PATH first: export PATH=$root/bin:\$PATH):
 
-  ssh demo.carrel                        a shell in the workspace; scp, rsync and -L work too
+  ${ready##*ready: }
+                                         a shell in the workspace; scp, rsync and -L work too
   carrel gpus                            who holds which GPU
   carrel up second --gpu 2               another workspace; a fifth GPU waits in the queue and says why
   carrel stop demo && carrel start demo  files in the home stay
@@ -202,9 +218,12 @@ down() {
     say "carreld dev does not run (state $state); nothing to end"
     return
   fi
-  for name in $(as_owner bin/carrel ls -q 2>/dev/null); do
-    as_owner bin/carrel stop "$name" || say "$name did not stop (above); its container goes on until the next start"
-  done
+  if [[ -n $(deployment) ]]; then
+    for name in $(carrel_here ls -q 2>/dev/null); do
+      as_owner timeout "$stop_timeout" bin/carrel --deployment "$(deployment)" stop "$name" </dev/null ||
+        say "$name did not stop (above); its container goes on until the next start"
+    done
+  fi
   stop_gateway "$pid"
   say "ended. All data stays in $state; 'make quickstart' goes on with it. The Docker engine was left running"
 }
