@@ -71,8 +71,8 @@ func (a *app) logs(ctx context.Context, ref string, o logsOptions) error {
 					_, _ = out.WriteString(a.logLine(l, o)) // Flush tells
 				}
 			}
-			if err := out.Flush(); err != nil {
-				return true, err
+			if err := out.Flush(); err != nil { // not the gateway's doing
+				return true, failf(exitFailure, "write output: %v", err)
 			}
 		}
 		return stream.Err() == nil, stream.Err()

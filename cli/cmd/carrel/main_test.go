@@ -353,10 +353,11 @@ func TestOutputThatCannotBeWritten(t *testing.T) {
 	g := fakegateway.New(t)
 	l := signedIn(t, g)
 	l.ok("carrel", "up", "w1")
+	g.SetLogText("a line")
 	self, _ := os.Executable()
-	for _, args := range []string{"ls", "ls -o json", "ls -o csv", "ls -q", "show w1", "gpus -o csv", "usage", "whoami", "version", "help", "up --help", "completion bash", "start w1", "ssh-config", "stop w1"} {
+	for _, args := range []string{"ls", "ls -o json", "ls -o csv", "ls -q", "show w1", "logs w1", "gpus -o csv", "usage", "whoami", "version", "help", "up --help", "completion bash", "start w1", "ssh-config", "stop w1"} {
 		r := l.run("sh", "-c", "'"+self+"' "+args+" >/dev/full")
-		if r.code == 0 || !strings.Contains(r.errOut, "no space left") {
+		if r.code != 1 || !strings.Contains(r.errOut, "no space left") {
 			t.Errorf("%s >/dev/full: %+v", args, r)
 		}
 		r = l.run("sh", "-c", "'"+self+"' "+args+" | head -0")

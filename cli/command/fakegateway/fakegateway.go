@@ -234,6 +234,15 @@ func (g *Gateway) SetLogs(lines ...*carrelv1.LogLine) {
 	g.logs = lines
 }
 
+// SetLogText is SetLogs of lines that a container wrote.
+func (g *Gateway) SetLogText(texts ...string) {
+	var lines []*carrelv1.LogLine
+	for _, text := range texts {
+		lines = append(lines, &carrelv1.LogLine{Source: "container", Text: text})
+	}
+	g.SetLogs(lines...)
+}
+
 // AddWorkspace makes a running workspace.
 func (g *Gateway) AddWorkspace(owner, name string) *carrelv1.Workspace {
 	g.mu.Lock()
